@@ -214,9 +214,9 @@ type SpecificOptions interface {
 	BackendName() string
 }
 
-// BroadcastOptions are the options of Broadcast. In every options struct Timeout bounds the
-// operation from the time when it begins to run, behind the earlier ones. 0 means the group's
-// timeout. (The call's context counts from the call.)
+// BroadcastOptions are the options of Broadcast. In every options struct Timeout counts from the
+// time when the operation begins to run, after the earlier ones. 0 means the group's timeout. The
+// call's context counts from the call.
 type BroadcastOptions struct {
 	Root       int
 	RootTensor int // which of the root's tensors is sent

@@ -46,9 +46,10 @@
 //
 //	go test -run '^$' -bench Recorder/2/1024 -benchtime 4000x ./pg
 //
-// An all_reduce of 1 KiB takes two ranks 1.0 to 1.4 us without a recorder, on two idle CPUs. With a recorder it took
-// 0.2 to 2.2 % longer in five runs, with an observer 1.0 to 1.7 %. One of 1 MiB took 0.6 to 1.2 % and 0.8 to 1.5 % longer
-// in four runs. The control, with no recorder either, was within 0.2 %, with 1 MiB within 0.4 %.
+// An all_reduce of 1 KiB takes two ranks 1.0 to 1.6 us without a recorder, on two idle CPUs. How much longer it takes
+// depends on the machine. On one it was 0.2 to 2.2 % with a recorder and 1.0 to 1.7 % with an observer, and for 1 MiB 0.6
+// to 1.2 % and 0.8 to 1.5 %. On another one, an EPYC, it was 2.9 to 4.3 % and 4.6 to 4.9 %, and for 1 MiB 0 to 0.5 %. The
+// control, with no recorder either, was within 0.4 %.
 //
 // Reading a clock would take nearly as long again. So the time of the call is not read for a
 // collective of at most 64 KiB that is called when the one before it has ended. Called is then the

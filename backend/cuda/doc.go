@@ -263,11 +263,11 @@
 // in operation, operator, dtype, elements or root. Then all these ranks end at once with a
 // work.ErrMismatch that names two of the calls. Between hosts each rank of a broadcast compares
 // its call with its sender's. The CPU backend compares what it is given. An operation that fails
-// on a device or on the wire ends the group on all ranks, and its Work with an error that names
-// operation, number and rank. The streams then go on: what they copy is of no use, but still
-// comes after what the callers' streams did before the call. Should something else hold them up,
-// the Work ends without them. Then Synchronize orders a stream after the rest, and their memory
-// stays reserved until Close has seen them end.
+// on a device or on the wire ends the group on all ranks. The error of its Work names operation,
+// number and rank. The streams then go on. What they copy is of no use, but it still comes after
+// what the callers' streams did before the call. Should something else hold them up, the Work
+// ends without them. Then Synchronize orders a stream after the rest, and their memory stays
+// reserved until Close has seen them end.
 //
 // # What it is not
 //

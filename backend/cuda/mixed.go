@@ -141,6 +141,9 @@ func (b *Backend) copies() (driver.Stream, error) {
 	if b.mixed.stream != nil {
 		return b.mixed.stream, nil
 	}
+	if b.mixed.closed {
+		return nil, work.ErrClosed // nobody would close the stream
+	}
 	dev := b.g.Rank % max(b.g.Driver.Count(), 1)
 	if b.direct.Open.Load() != nil {
 		dev = b.direct.Dev

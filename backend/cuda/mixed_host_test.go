@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -8,6 +9,13 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
+
+// ones returns n ones in CPU memory, also as a tensor.
+func ones(n int) ([]int32, *tensor.Tensor, error) {
+	v := slices.Repeat([]int32{1}, n)
+	t, err := tensor.Of(v, n)
+	return v, t, err
+}
 
 // TestMixedAndHostOrder all-reduces the same CPU memory by kernels and through the host, one call right after the
 // other.
@@ -19,11 +27,7 @@ func TestMixedAndHostOrder(t *testing.T) {
 				if err := x.meetDirectly(r); err != nil {
 					return err
 				}
-				v := make([]int32, 1<<16)
-				for i := range v {
-					v[i] = 1
-				}
-				wide, err := tensor.Of(v, len(v))
+				v, wide, err := ones(1 << 16)
 				if err != nil {
 					return err
 				}
@@ -73,16 +77,11 @@ func TestMixedThenSend(t *testing.T) {
 			if err := x.meetDirectly(r); err != nil {
 				return err
 			}
-			v := make([]int32, 1<<16)
-			for i := range v {
-				v[i] = 1
-			}
-			u, err := tensor.Of(v, len(v))
+			_, u, err := ones(1 << 16)
 			if err != nil {
 				return err
 			}
-			got := make([]int32, 1<<16)
-			to, err := tensor.Of(got, len(got))
+			got, to, err := ones(1 << 16)
 			if err != nil {
 				return err
 			}

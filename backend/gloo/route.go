@@ -18,8 +18,8 @@ type route interface {
 	reduce(e *engine, buf []byte, root int, r backend.Reduction) error
 	// overwrites reports whether reduce may change buf on ranks other than the root.
 	overwrites(r backend.Reduction) bool
-	// reduceScatter does not change in, but for out, which may be a part of it. in has one
-	// tensor, or one for each rank, one after the other.
+	// reduceScatter does not change in. Only out may be a part of it. in has one tensor, or one
+	// for each rank, in their order.
 	reduceScatter(e *engine, out, in []byte, counts []int64, tensors int, r backend.Reduction) error
 	broadcast(e *engine, buf []byte, root int) error
 	allGather(e *engine, out, in []byte) error

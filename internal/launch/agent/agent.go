@@ -507,20 +507,11 @@ func (a *agent) meet(ctx context.Context) error {
 	return err
 }
 
-// sayMissing logs which agents have not written their keys, or have ended since.
+// sayMissing logs which agents are not there.
 func (a *agent) sayMissing(ctx context.Context, keys []string) {
 	var missing []string
 	for n, key := range keys {
-		there, err := a.nodes.Check(ctx, key)
-		if err == nil && there {
-			var other node
-			text, bad := a.nodes.Get(ctx, key)
-			if bad == nil && json.Unmarshal(text, &other) == nil {
-				gone, bad := a.nodes.Check(ctx, other.Gone)
-				there = !gone || bad != nil
-			}
-		}
-		if err == nil && !there {
+		if there, err := a.there(ctx, key); err == nil && !there {
 			missing = append(missing, strconv.Itoa(n))
 		}
 	}
@@ -529,23 +520,14 @@ func (a *agent) sayMissing(ctx context.Context, keys []string) {
 	}
 }
 
-// awaitAll waits until the agents that have written keys are there. One that has ended since may be
-// started again.
+// awaitAll waits until all agents are there. One that has ended may be started again.
 func (a *agent) awaitAll(ctx context.Context, keys []string) error {
 	for n := 0; n < len(keys); {
-		var other node
-		text, err := a.nodes.Get(ctx, keys[n])
-		if err == nil {
-			err = json.Unmarshal(text, &other)
-		}
-		gone := false
-		if err == nil {
-			gone, err = a.nodes.Check(ctx, other.Gone)
-		}
+		there, err := a.there(ctx, keys[n])
 		switch {
 		case err != nil:
 			return fmt.Errorf("node %d: %w", n, err)
-		case !gone:
+		case there:
 			n++
 			continue
 		}
@@ -556,6 +538,23 @@ func (a *agent) awaitAll(ctx context.Context, keys []string) error {
 		}
 	}
 	return nil
+}
+
+// there reports whether an agent has written its key, and has not ended since.
+func (a *agent) there(ctx context.Context, key string) (bool, error) {
+	if written, err := a.nodes.Check(ctx, key); !written || err != nil {
+		return false, err
+	}
+	text, err := a.nodes.Get(ctx, key)
+	if err != nil {
+		return false, err
+	}
+	var other node
+	if err := json.Unmarshal(text, &other); err != nil {
+		return false, err
+	}
+	gone, err := a.nodes.Check(ctx, other.Gone)
+	return !gone, err
 }
 
 // refused says whether the agents' store has refused a node that has no TLS.

@@ -10,10 +10,10 @@
 //
 // # What it needs
 //
-// Linux on amd64 or arm64, or Windows on amd64, and a driver for CUDA 11.8 or later: functions
-// are taken in the version of that release, which later drivers keep. Two newer ones, of 12.4,
-// are used where they are there: cuFuncLoad, and cuFuncGetParamInfo, by which a launch with the
-// wrong parameters is refused. Elsewhere Open returns driver.ErrNoDevice.
+// It needs Linux on amd64 or arm64, or Windows on amd64, and a driver for CUDA 11.8 or later.
+// Functions are taken in the version of that release. Later drivers keep them. Two newer ones, of
+// 12.4, are used where they are there: cuFuncLoad, and cuFuncGetParamInfo, by which a launch with
+// the wrong parameters is refused. Elsewhere Open returns driver.ErrNoDevice.
 //
 // On Linux a program with this package is linked to the C library (glibc), even
 // without cgo, because CUDA's library is.

@@ -92,7 +92,7 @@ func BenchmarkApart(b *testing.B) {
 			streams := []driver.Stream{r.stream(0, "s0"), r.stream(0, "s1")}
 			access := make([]driver.Access, n)
 			for i := range access {
-				access[i] = driver.Writes(driver.Ptr(1<<40+2*(i*7919%n)), 1)
+				access[i] = driver.Writes(driver.Ptr(1<<40+2*uint64(i*7919%n)), 1)
 			}
 			for b.Loop() {
 				q := r.t.Batch()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/detail"
+	"github.com/c10d-go/c10d/internal/membership"
 	"github.com/c10d-go/c10d/internal/notice"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store"
@@ -38,11 +39,12 @@ type world struct {
 	// nothing of other runs.
 	compares bool
 
-	ours    bool   // all ranks are of this library
-	apart   bool   // ranks do not meet in the store
-	run     string // its name, "" if it has none
-	number  int    // of the epoch
-	begun   string // the key in begunIn that the roll call has left, "" if there is none
+	ours    bool            // all ranks are of this library
+	apart   bool            // ranks do not meet in the store
+	run     string          // its name, "" if it has none
+	number  int             // of the epoch
+	ids     []membership.ID // the members' numbers, by rank; nil in the first epoch, where they are the ranks
+	begun   string          // the key in begunIn that the roll call has left, "" if there is none
 	begunIn store.Store
 
 	// tells says that ranks that make a group tell each other why they cannot: all are of this
@@ -178,7 +180,8 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*
 	g.tidy(s)
 	if g.rank >= 0 {
 		g.traced = w.options.Recorder.Join(trace.Member{
-			Name: s.name, Description: s.desc, Epoch: w.number, Rank: g.rank, Ranks: slices.Clone(s.ranks), Timeout: s.timeout,
+			Name: s.name, Description: s.desc, Epoch: w.number, Rank: g.rank, Ranks: slices.Clone(s.ranks),
+			Numbers: w.numbers(s.ranks), Timeout: s.timeout,
 			Blocks: w.options.Detail, Prompt: g.prompt(), Explain: g.explain, Probe: g.probe,
 		})
 	}

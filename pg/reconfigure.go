@@ -419,7 +419,7 @@ func (g *ProcessGroup) connectEpoch(ctx context.Context, m *members, v membershi
 	w := &world{
 		store: store.Prefix(fmt.Sprintf("c10d-go/epoch/%s/%d", g.name, v.Epoch), t.store), rank: slices.Index(v.IDs, m.id), size: len(v.IDs),
 		options: t.options, origin: t.origin, next: 1, compares: t.ours, tells: t.ours, ours: t.ours, apart: t.apart, run: t.run,
-		begunIn: t.begunIn, number: v.Epoch, made: make(map[string]int),
+		begunIn: t.begunIn, number: v.Epoch, ids: v.IDs, made: make(map[string]int),
 	}
 	w.over, w.end = context.WithCancelCause(context.Background())
 	w.hosts, w.seen, w.hosted = false, nil, slices.Index(v.IDs, membership.ID(t.hosted))
@@ -440,6 +440,17 @@ func (g *ProcessGroup) connectEpoch(ctx context.Context, m *members, v membershi
 		g.retire(old, m.left)
 	}
 	return nil
+}
+
+// numbers returns the numbers of ranks.
+func (w *world) numbers(ranks []int) []int {
+	all := slices.Clone(ranks)
+	if w.ids != nil {
+		for i, r := range ranks {
+			all[i] = int(w.ids[r])
+		}
+	}
+	return all
 }
 
 // named is the name of a group in an epoch. The first epoch has no number, as in PyTorch.

@@ -1,10 +1,13 @@
 package pg_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +22,7 @@ import (
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/trace"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -96,6 +100,74 @@ func TestShrink(t *testing.T) {
 			require.NoError(t, errors.Join(errs...))
 		})
 	}
+}
+
+// TestDumpsOfEpochs: a rank has one number in its dump in all epochs, also where its rank is another. So the
+// merged dumps take no rank for another one.
+func TestDumpsOfEpochs(t *testing.T) {
+	ids := []int{0, 2, 3}
+	dumps := make([]bytes.Buffer, 4)
+	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
+		id := g.Rank()
+		if err := sumIs(g, []int{0, 1, 2, 3}); err != nil {
+			return err
+		}
+		if id == 1 {
+			synctest.Wait()
+			j.Kill(1)
+			return nil
+		}
+		if err := failed(g, 0, 1); err != nil {
+			return err
+		}
+		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
+		if err != nil {
+			return err
+		}
+		require.Equal(t, ids, v.IDs)
+		if err := sumIs(g, v.IDs); err != nil {
+			return err
+		}
+		sub, err := g.NewGroup(context.Background(), []int{1, 2}, pg.GroupOptions{})
+		if err != nil {
+			return err
+		}
+		if sub.Rank() >= 0 {
+			if _, err := sumOf(sub, 1); err != nil {
+				return err
+			}
+		}
+		_, err = g.Recorder().WriteTo(&dumps[id])
+		return err
+	})
+	require.NoError(t, errors.Join(errs...))
+	var files []*trace.File
+	for _, id := range ids {
+		name := filepath.Join(t.TempDir(), "dump_9") // the dump says its rank
+		require.NoError(t, os.WriteFile(name, dumps[id].Bytes(), 0o666))
+		f, err := trace.ReadFile(name)
+		require.NoError(t, err)
+		require.Equal(t, id, f.Rank)
+		for _, e := range f.Entries {
+			require.Contains(t, f.Groups[e.Group], id, e.Group)
+		}
+		files = append(files, f)
+	}
+	j, err := trace.Merge(files)
+	require.NoError(t, err)
+	require.Equal(t, ids, j.Ranks)
+	require.Equal(t, []int{1}, j.Missing)
+	for _, s := range j.Stuck {
+		require.Empty(t, s.NotCalled, "%+v", s)
+	}
+	of := make(map[int]int)
+	for _, b := range j.Blame {
+		of[b.Rank] = b.Of
+	}
+	require.Equal(t, map[int]int{0: 1, 2: 2, 3: 2}, of, "collectives of the second epoch: one of all, one of ranks 2 and 3")
+	var report strings.Builder
+	require.NoError(t, j.Print(&report, 10))
+	require.Contains(t, report.String(), "3 dumps of ranks 0, 2-3 (numbers that ranks keep in all epochs)\nno dump of ranks 1\n")
 }
 
 // TestDownUp: one dies, and another process takes its place. Then that one dies, too.

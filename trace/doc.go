@@ -16,6 +16,9 @@
 //	kill -USR1 PID                # of a rank
 //	c10d trace /tmp/job/rank_*    # who was late, and a file for ui.perfetto.dev
 //
+// After an elastic change a process can have another rank. Its dump names all ranks by the numbers that they keep
+// in all epochs (pg.View), which are their ranks in the first one.
+//
 // The file is in the format of PyTorch's flight recorder, version 2.10. The analyzer of PyTorch 2.11
 // reads it: torchfrtrace /tmp/job -p rank_
 //

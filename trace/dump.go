@@ -19,16 +19,19 @@ import (
 // formatVersion is that of PyTorch 2.8 to 2.11. PyTorch's analyzer wants the same from all ranks.
 const formatVersion = "2.10"
 
-// Dump writes the recorder's file, and returns its name: Options.Prefix and this rank's number in the
-// default group. Another Dump replaces it.
+// Dump writes the recorder's file, and returns its name: Options.Prefix and this rank's number, which it keeps
+// in all epochs. Another Dump replaces it.
 func (r *Recorder) Dump() (string, error) {
 	if r.options.Prefix == "" {
 		return "", errors.New("trace: the recorder has no prefix: set C10D_TRACE or trace.Options.Prefix, or use WriteTo")
 	}
 	r.files.Lock()
 	defer r.files.Unlock()
-	data, rank := r.marshal()
-	name := r.options.Prefix + strconv.Itoa(rank)
+	data, number := r.marshal()
+	if number < 0 {
+		return "", errors.New("trace: this process has no rank yet: no group has begun")
+	}
+	name := r.options.Prefix + strconv.Itoa(number)
 	if err := os.MkdirAll(filepath.Dir(name), 0o777); err != nil {
 		return "", fmt.Errorf("trace: %w", err)
 	}
@@ -45,7 +48,7 @@ func (r *Recorder) WriteTo(w io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-// marshal returns a dump, and this rank's number in the default group.
+// marshal returns a dump, and this rank's number, -1 if no group has begun.
 func (r *Recorder) marshal() ([]byte, int) {
 	all := r.Operations()
 	groups := r.Groups()
@@ -55,11 +58,13 @@ func (r *Recorder) marshal() ([]byte, int) {
 		}
 	}
 	slices.SortFunc(groups, func(a, b *Group) int { return cmp.Compare(a.ID, b.ID) })
-	rank := 0
+	number := -1
 	var config, status dict
 	for _, g := range groups {
-		rank = max(g.global(g.Rank), 0)
-		ranks := strings.ReplaceAll(fmt.Sprint(g.Ranks), " ", ", ")
+		if g.Rank >= 0 && g.Rank < len(g.Numbers) {
+			number = g.Numbers[g.Rank]
+		}
+		ranks := strings.ReplaceAll(fmt.Sprint(g.Numbers), " ", ", ")
 		config = append(config, pair{g.Name, dict{{"name", g.Name}, {"desc", g.describe()}, {"ranks", ranks}}})
 		status = append(status, pair{strconv.Itoa(g.ID), g.status(all)})
 	}
@@ -68,10 +73,14 @@ func (r *Recorder) marshal() ([]byte, int) {
 		entries = append(entries, all[i].pickled())
 	}
 	host, _ := os.Hostname()
-	return append(pickle([]byte{opProto, 2}, dict{
+	d := dict{
 		{"version", formatVersion}, {"pg_config", config}, {"pg_status", status}, {"entries", entries},
-		{"rank", int64(rank)}, {"host_name", host},
-	}), opStop), rank
+		{"rank", int64(number)}, {"host_name", host},
+	}
+	if number < 0 {
+		d = slices.DeleteFunc(d, func(p pair) bool { return p.key == "rank" }) // ReadFile takes that of the file's name
+	}
+	return append(pickle([]byte{opProto, 2}, d), opStop), number
 }
 
 // describe returns the description, as PyTorch has it where there is none.

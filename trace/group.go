@@ -18,6 +18,7 @@ type Member struct {
 	Epoch       int
 	Rank        int   // in the group
 	Ranks       []int // the members' ranks in the default group, by rank in this group
+	Numbers     []int // the members' numbers, by rank in this group: see pg.View.IDs; nil if these are Ranks
 	Timeout     time.Duration
 	Blocks      bool // calls may block before the backend has an operation
 
@@ -38,12 +39,13 @@ type Group struct {
 	routes map[way][]route
 
 	// Each call needs these, and nothing else of the group: a cache line, as in Recorder.
+	_              [40]byte
 	recorder       *Recorder
 	blocks, prompt bool   // Member's
 	collectives    uint64 // called so far, as messages; guarded by recorder.lock, as what follows
 	messages       uint64
 	last           *entry
-	_              [24 + cacheLine]byte
+	_              [24]byte
 }
 
 // way is an operation of a backend.
@@ -59,6 +61,9 @@ type route struct {
 func (r *Recorder) Join(m Member) *Group {
 	if r.options.Entries == 0 {
 		return nil
+	}
+	if m.Numbers == nil {
+		m.Numbers = m.Ranks
 	}
 	g := &Group{Member: m, recorder: r, blocks: m.Blocks, prompt: m.Prompt, routes: make(map[way][]route)}
 	var explained []backend.Explanation
@@ -99,14 +104,6 @@ func (g *Group) Calls() (collectives, messages uint64) {
 	g.recorder.lock.Lock()
 	defer g.recorder.lock.Unlock()
 	return g.collectives, g.messages
-}
-
-// global returns the rank in the default group of a rank of g, -1 if there is none.
-func (g *Group) global(rank int) int {
-	if rank < 0 || rank >= len(g.Ranks) {
-		return -1
-	}
-	return g.Ranks[rank]
 }
 
 // Leave ends the recording of a group. What is recorded stays.

@@ -251,7 +251,14 @@ func (j *Job) look(key callKey, by map[int]*Entry, members []int, last map[membe
 // Print writes the report for people, with at most n late calls.
 func (j *Job) Print(w io.Writer, n int) error {
 	b := new(strings.Builder)
-	fmt.Fprintf(b, "%s of ranks %s\n", count(len(j.Ranks), "dump"), list(j.Ranks))
+	fmt.Fprintf(b, "%s of ranks %s", count(len(j.Ranks), "dump"), list(j.Ranks))
+	for group := range j.members {
+		if strings.Contains(group, "@") {
+			b.WriteString(" (numbers that ranks keep in all epochs)")
+			break
+		}
+	}
+	b.WriteString("\n")
 	if len(j.Missing) > 0 {
 		fmt.Fprintf(b, "no dump of ranks %s\n", list(j.Missing))
 	}

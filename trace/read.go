@@ -14,7 +14,7 @@ import (
 // File is a dump: of this library, or of PyTorch's flight recorder.
 type File struct {
 	Name    string
-	Rank    int    // in the default group
+	Rank    int    // in the default group; in a job with epochs the number that the rank keeps in all of them
 	Host    string // "" if the dump does not say it
 	Groups  map[string][]int
 	Entries []Entry

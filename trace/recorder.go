@@ -27,8 +27,8 @@ type Options struct {
 	// Entries is how many operations are kept. 0 or less means DefaultEntries.
 	Entries int
 
-	// Prefix names the files of Dump: "/tmp/job/rank_" makes rank 3 write /tmp/job/rank_3. A
-	// recorder with a prefix also writes its file when a group fails. Empty means that it writes none.
+	// Prefix names the files of Dump: "/tmp/job/rank_" makes rank 3 write /tmp/job/rank_3. In later
+	// epochs too, that is its rank in the first one, or a newcomer's number: see pg.View. A recorder with a prefix also writes its file when a group fails. Empty means that it writes none.
 	Prefix string
 
 	// Observers are told of every operation.

@@ -131,10 +131,10 @@ func (p *Page) download(w http.ResponseWriter) {
 	_, _ = w.Write(b.Bytes())
 }
 
-// rank is the number in the default group.
+// rank is this rank's number, as in its dump.
 func (p *Page) rank() int {
 	for _, g := range p.recorder.Groups() {
-		return g.Ranks[g.Rank]
+		return g.Numbers[g.Rank]
 	}
 	return p.options.Rank
 }

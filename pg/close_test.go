@@ -3,6 +3,7 @@ package pg_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -82,6 +83,62 @@ func TestClosePending(t *testing.T) {
 	require.ErrorIs(t, <-ended, pg.ErrClosed)
 }
 
+// slowWills takes wills once slow is set, but does not say so before the call's context has ended.
+type slowWills struct {
+	*store.Hash
+	slow  atomic.Bool
+	asked chan struct{}
+}
+
+func (s *slowWills) SetWill(ctx context.Context, key string, expected, desired []byte) error {
+	if !s.slow.Load() {
+		return nil
+	}
+	close(s.asked)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (s *slowWills) DropWill(context.Context, string) error { return nil }
+
+// TestCloseEarlyNewGroup: the other ranks hear that a rank has closed, even if its NewGroup had only begun.
+func TestCloseEarlyNewGroup(t *testing.T) {
+	st := store.NewHash()
+	slow := &slowWills{Hash: st, asked: make(chan struct{})}
+	ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
+	defer cancel()
+	var gs [2]*pg.ProcessGroup
+	var init errgroup.Group
+	for r, s := range []store.Store{slow, st} {
+		init.Go(func() (err error) {
+			gs[r], err = pg.New(ctx, s, r, 2, pg.Options{})
+			return err
+		})
+	}
+	require.NoError(t, init.Wait())
+	defer gs[1].Close()
+	slow.slow.Store(true)
+	var ended [2]chan error
+	for r := range gs {
+		ended[r] = make(chan error, 1)
+		go func() {
+			_, err := gs[r].NewGroup(ctx, []int{0, 1}, pg.GroupOptions{})
+			ended[r] <- err
+		}()
+	}
+	<-slow.asked
+	require.NoError(t, gs[0].Close())
+	require.ErrorIs(t, <-ended[0], pg.ErrClosed)
+	err := <-ended[1]
+	var fault *pg.GroupFault
+	require.ErrorAs(t, err, &fault)
+	require.Equal(t, 0, fault.Rank)
+	require.ErrorContains(t, err, pg.ErrClosed.Error())
+	require.NoError(t, ctx.Err())
+	_, err = gs[0].NewGroup(ctx, []int{0, 1}, pg.GroupOptions{})
+	require.ErrorIs(t, err, pg.ErrClosed)
+}
+
 // TestCloseNewGroup: Close ends a NewGroup that waits for other ranks.
 func TestCloseNewGroup(t *testing.T) {
 	st := store.NewHash()
@@ -97,17 +154,19 @@ func TestCloseNewGroup(t *testing.T) {
 	}
 	require.NoError(t, init.Wait())
 	defer gs[1].Close()
-	keys, err := st.ListKeys(ctx)
-	require.NoError(t, err)
 	ended := make(chan error, 1)
 	go func() {
 		_, err := gs[0].NewGroup(ctx, []int{0, 1}, pg.GroupOptions{})
 		ended <- err
 	}()
 	require.Eventually(t, func() bool {
-		now, err := st.ListKeys(ctx) // others may go meanwhile
-		return err == nil && slices.ContainsFunc(now, func(key string) bool { return !slices.Contains(keys, key) })
+		keys, err := st.ListKeys(ctx)
+		return err == nil && slices.ContainsFunc(keys, func(key string) bool { return strings.HasSuffix(key, "/lists/1") })
 	}, jobLimit, time.Millisecond)
 	require.NoError(t, gs[0].Close())
+	_, err := gs[1].NewGroup(ctx, []int{0, 1}, pg.GroupOptions{})
+	var fault *pg.GroupFault
+	require.ErrorAs(t, err, &fault, "Close waits until the other ranks can know of it")
+	require.Equal(t, 0, fault.Rank)
 	require.ErrorIs(t, <-ended, pg.ErrClosed)
 }

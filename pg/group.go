@@ -57,6 +57,8 @@ type world struct {
 	closed bool           // root is
 	made   map[string]int // how often each local name was given
 
+	making sync.WaitGroup // calls that make groups; none begins once closed is set
+
 	over context.Context // ends when root is closed or has another epoch
 	end  context.CancelCauseFunc
 
@@ -124,12 +126,31 @@ func (w *world) newGroup(ctx context.Context, s groupSpec) (*ProcessGroup, error
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	defer context.AfterFunc(w.over, func() { stop(context.Cause(w.over)) })()
-	g, err := w.tellOthers(ctx, s)
+	g, err := w.whileOpen(s.name, func() (*ProcessGroup, error) {
+		g, err := w.tellOthers(ctx, s)
+		if err != nil {
+			err = w.sayHost(w.store, w.rank, err)
+		}
+		return g, err
+	})
 	if err != nil {
-		err = w.sayHost(w.store, w.rank, err)
 		w.options.failed(s.name, slices.Index(s.ranks, w.rank), len(s.ranks), err)
 	}
 	return g, err
+}
+
+// whileOpen calls f, and Close of the default group waits until it returns: f may have to tell other ranks through
+// the store.
+func (w *world) whileOpen(name string, f func() (*ProcessGroup, error)) (*ProcessGroup, error) {
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		return nil, fmt.Errorf("pg: group %q: %w", name, context.Cause(w.over))
+	}
+	w.making.Add(1)
+	w.mu.Unlock()
+	defer w.making.Done()
+	return f()
 }
 
 func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*ProcessGroup, error) {

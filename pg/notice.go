@@ -98,7 +98,7 @@ func (w *world) tellOthers(ctx context.Context, s groupSpec) (*ProcessGroup, err
 		var err error
 		n, err = notice.Join(ctx, notice.Config{Store: noticeStore(w.store, cmp.Or(s.key, s.name)), Rank: rank, Ranks: s.ranks, Foreign: foreign}, stop)
 		if err != nil {
-			return nil, fmt.Errorf("pg: group %q: %w", s.name, err)
+			return nil, tell(ctx, n, s.ranks, rank, fmt.Errorf("pg: group %q: %w", s.name, err))
 		}
 	}
 	defer n.Close()

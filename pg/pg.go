@@ -500,8 +500,11 @@ func (g *ProcessGroup) Close() error {
 		e := g.now()
 		errs = append(errs, e.close())
 		g.retired.Wait()
-		if g == e.world.root && e.world.owned != nil {
-			errs = append(errs, e.world.owned.Close())
+		if g == e.world.root {
+			e.world.making.Wait()
+			if e.world.owned != nil {
+				errs = append(errs, e.world.owned.Close())
+			}
 		}
 		if g.released != nil {
 			g.released()

@@ -482,9 +482,9 @@ func (g *ProcessGroup) retire(old *epoch, left []membership.Absent) {
 	}
 	w.mu.Lock()
 	w.closed = true
+	w.end(&EpochError{Epoch: w.number, Err: errors.New("the default group has been reconfigured meanwhile")})
 	subs := slices.DeleteFunc(slices.Clone(w.groups), func(x *ProcessGroup) bool { return x == g })
 	w.mu.Unlock()
-	w.end(&EpochError{Epoch: w.number, Err: errors.New("the default group has been reconfigured meanwhile")})
 	var epochs []*epoch
 	for _, sub := range subs {
 		epochs = append(epochs, sub.now())

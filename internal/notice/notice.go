@@ -127,11 +127,12 @@ func (n *Notice) own() int { return n.cfg.Ranks[n.cfg.Rank] }
 func hereKey(rank int) string { return "here/" + strconv.Itoa(rank) }
 
 // Join leaves this rank's will and waits for faults of the others, in the background. The first one
-// is given to cancel. ctx bounds the call only. Close must be called.
+// is given to cancel. ctx bounds the call only. Close must be called, unless Join returns
+// an error. Post works even then.
 func Join(ctx context.Context, cfg Config, cancel context.CancelCauseFunc) (*Notice, error) {
-	n := &Notice{cfg: cfg, cancel: cancel}
+	n := &Notice{cfg: cfg, cancel: cancel, stop: func() {}}
 	if err := n.leaveWill(ctx); err != nil {
-		return nil, err
+		return n, err
 	}
 	watch, stop := context.WithCancel(context.WithoutCancel(ctx))
 	n.stop = stop

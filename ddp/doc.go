@@ -67,8 +67,9 @@
 // The memory is from memfd_create(2): the size of /dev/shm does not matter, and the limit of a
 // container does. DDP frees it when it rebuilds the buckets, and when the program has dropped the DDP
 // and the collector has run. Operations of the same group on large ordinary tensors then wait once
-// more. Buckets lie in ordinary memory if a rank has no room, if a limit of addresses or file sizes
-// is set (ulimit -v, -f), with GradientAsBucketView, Hook or PyTorch, and in an Elastic.
+// more. Buckets lie in ordinary memory if a rank has no room, or if a limit of addresses or file
+// sizes is set (ulimit -v, -f). They also do with GradientAsBucketView, Hook or PyTorch, and in an
+// Elastic.
 //
 // # Accumulating gradients
 //

@@ -74,9 +74,9 @@
 // ended before starts nothing: the rank may call again.
 //
 // Reconfigure also takes in newcomers, which call Join. Pending says how many wait. The ranks agree
-// through the store, which therefore has to outlive all of them: that of "c10d run", a server of
-// its own, or Redis. If rank 0 hosts the store and dies, Reconfigure returns an error that says so.
-// Set Options.Elastic if ranks are going to come and go. Package ddp has a training loop for that.
+// through the store, so it has to outlive all of them. The store of "c10d run", a server of its own
+// and Redis do. If rank 0 hosts the store and dies, Reconfigure returns an error that says so. Set
+// Options.Elastic if ranks are going to come and go. Package ddp has a training loop for that.
 //
 // # Closing a group
 //

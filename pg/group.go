@@ -303,8 +303,8 @@ func (g *epoch) checked(ctx context.Context, inner backend.Backend, d tensor.Dev
 	})
 }
 
-// finishV1 does what PyTorch up to 2.0 does in the store after it has made a group: a barrier of
-// all ranks, and the sequence number from rank 0 to the members. Rank 0 writes the number first,
+// finishV1 is the last part of making a group in PyTorch up to 2.0: a barrier of all ranks in the
+// store, and the sequence number from rank 0 to the members. Rank 0 writes the number first,
 // because with TORCH_DISTRIBUTED_DEBUG=DETAIL other ranks read it before the barrier.
 func (w *world) finishV1(ctx context.Context, g *epoch, s groupSpec) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)

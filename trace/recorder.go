@@ -64,8 +64,8 @@ func (all observers) Ended(e Event) {
 	}
 }
 
-// StoreObserver is an Observer that hears of the store's calls, too: those that a group makes, and those
-// that the program makes on ProcessGroup.Store.
+// StoreObserver is an Observer that is also told of the store's calls: those of a group, and those that
+// the program makes on ProcessGroup.Store.
 type StoreObserver interface {
 	// StoreCalled comes when a call has returned, on the goroutine that has made it. The call is set,
 	// get, add, compare_set, wait, check, delete, num_keys, append, multi_get, multi_set, queue_push,
@@ -292,9 +292,9 @@ type stack [maxFrames]uintptr
 
 // entry is a place of the ring. A pending operation keeps its place.
 //
-// Recorder.lock guards it, but the end of an operation is written without: began, ended and err belong to
-// whoever ends the operation while work is not nil, and so does seq. Storing nil in work hands them over.
-// That saves the end of each operation a lock.
+// Recorder.lock guards it, except at the end of an operation. While work is not nil, whoever ends the
+// operation owns seq, began, ended and err, and writes them without the lock. Storing nil in work hands
+// them over. That saves the end of each operation a lock.
 //
 // An entry has three cache lines on 64-bit systems. Most calls leave the last one alone.
 type entry struct {
@@ -677,8 +677,8 @@ func (r *Recorder) tellEnded(at int) {
 	r.observer.Ended(Event{r, at, true})
 }
 
-// operation is an entry for others. w is what entry.work has, and nil for an operation that ends. r.lock is
-// held, or the entry is the caller's.
+// operation is an entry for others. w is entry.work, and nil for an operation that ends. r.lock is held, or
+// the entry is the caller's.
 func (r *Recorder) operation(at int, w *work.Work) (o Operation) {
 	e := &r.entries[at]
 	o.Record, o.Group, o.Backend, o.Op, o.Collective = e.record, e.group, e.backend, e.op, e.collective

@@ -79,9 +79,9 @@ type Options struct {
 	// memory that ranks share up to 256. All ranks need the same.
 	Chunk int
 
-	// Slots is how many chunks are on their way at a time; 0 means 4, and for all-reduces
-	// through memory that ranks share as many as fill 128 MiB, if those are more. Such ranks
-	// need the same.
+	// Slots is how many chunks are on their way at a time; 0 means 4. All-reduces through memory
+	// that ranks share then have as many as fill 128 MiB, if those are more. Such ranks need the
+	// same.
 	Slots int
 
 	// Pinned is how many bytes of page-locked memory the group keeps for later operations,

@@ -30,10 +30,9 @@
 // for any number of streams. Wait blocks the goroutine until the devices are done too.
 // Until one of the two the tensors belong to the operation.
 //
-// Operations of one backend on the same memory are ordered among themselves as
-// they were called. Groups whose calls come in no common order on all ranks must
-// not share streams: rank 0's stream could wait for one group and rank 1's for
-// the other.
+// Operations of one backend on the same memory are ordered among themselves as they were called.
+// Two groups must not share streams unless all ranks call them in the same order. Else rank 0's
+// stream could wait for one group and rank 1's for the other.
 //
 // # The way through the host
 //
@@ -73,12 +72,11 @@
 // last parts have been done, for which other ranks have to come. A call also waits while those before it in its group have left more than 512 commands on a
 // stream. These waits end with the operation's time, its context and the group.
 //
-// The streams of collectives wait for other ranks: a group has two a device,
-// and one more with direct work, and one for each lane that it has used (see Messages). Sends and receives
-// through the host share two more, however many are under way. These wait
-// for nobody: a message gets its copies there when the tensor is ready, or the bytes have
-// come. A stream that Synchronize orders after a receive waits for a word, which Close
-// keeps until the stream has gone on, for 5 s at most.
+// The streams of collectives wait for other ranks. A group has two a device, one more with direct work,
+// and one for each lane that it has used (see Messages). Sends and receives through the host share two
+// more, however many are under way. These wait for nobody: a message gets its copies there when the tensor
+// is ready, or the bytes have come. A stream that Synchronize orders after a receive waits for a word,
+// which Close keeps until the stream has gone on, for 5 s at most.
 //
 // # All-reduces within a host
 //
@@ -139,7 +137,7 @@
 // another device than those of the group's first collective, cost kernels and copies besides. The
 // operation is on a stream of the group, beside the caller's later work. A large one fills the device
 // until the other ranks have come and it has ended. With [Beside] it takes 16 multiprocessors. With
-// [InStream] it is on the caller's own stream: that saves the waits between two streams, and later
+// [InStream] it is on the caller's own stream. That saves the waits between two streams, and later
 // commands of that stream come after it without Synchronize. No goroutine has to be woken: who waits
 // for the Work asks the event.
 //
@@ -155,8 +153,9 @@
 // devices with little memory. The first program on a machine compiles the kernels when it opens a
 // device, for 4 to 7 s, or 20 to 36 s with more than two ranks; CUDA keeps the result.
 //
-// Where devices do not reach each other, ranks share a device, or are more than 8, or kernels of more
-// groups would not fit, all goes through the host. [Backend.Explain] says why.
+// All goes through the host in four cases: devices do not reach each other, ranks share a device,
+// there are more than 8 ranks, or kernels of one more group would not fit. [Backend.Explain] says
+// why.
 //
 // Ranks of one process must use one Driver, or drivers that both may register the
 // same host memory. CUDA holds a lock of the process while a call waits for streams, to
@@ -173,12 +172,12 @@
 //
 // # Messages
 //
-// In a group with DirectWork a send or a receive is one kernel of each of the two ranks, if it has the
-// default tag 0 and a collective has connected the ranks. Each pair of ranks has two lanes, one in each
-// direction, with memory, a stream and room on the device of their own. So messages wait neither for
-// collectives nor for those of other lanes, and only for earlier ones of the same lane. A send ends when its
-// receive has the bytes. Two ranks may post their sends first, and then the receives, unless the calls are
-// part of one stream (InStream). If a rank receives another length than is sent, the group fails.
+// In a group with DirectWork a send or a receive is one kernel on each of the two ranks. It must have the
+// default tag 0, and a collective must have connected the ranks before. Each pair of ranks has two lanes,
+// one in each direction, with memory, a stream and room on the device of their own. So messages wait neither
+// for collectives nor for those of other lanes, and only for earlier ones of the same lane. A send ends when
+// its receive has the bytes. Two ranks may post their sends first, and then the receives, unless the calls
+// are part of one stream (InStream). If a rank receives another length than is sent, the group fails.
 //
 // Messages with other tags go through the host. So do those of a pair before its ranks have connected, up to
 // the larger number that one of the two ranks has posted by then. A group whose ranks have posted a receive
@@ -232,15 +231,14 @@
 //
 // # Broadcasts
 //
-// A broadcast takes any number of tensors of a rank, on any of its devices: gloo's
-// CudaBroadcastOneToAll. Where there is direct work it is one or two kernels of each rank, and no byte is
-// staged on a host. Otherwise it goes from host to host in
-// chunks. A rank that receives makes room for a chunk and then says so (clear to
-// send). A rank that has the chunk sends it to each rank that has said so, and does not
-// wait for the others. Meanwhile the next chunks come down and the last ones go up.
-// The root sends to all ranks, or down a binomial tree, or along a chain, whichever
-// needs the fewest messages one after the other for so many ranks and chunks.
-// Options.Broadcast asks for a way, Explain tells which it is.
+// A broadcast takes any number of tensors of a rank, on any of its devices: gloo's CudaBroadcastOneToAll.
+// Where there is direct work it is one or two kernels of each rank, and no byte is staged on a host.
+// Otherwise it goes from host to host in chunks. A rank that receives makes room for a chunk and then
+// says so (clear to send). A rank that has the chunk sends it to each rank that has said so, and does not
+// wait for the others. Meanwhile the next chunks come down and the last ones go up. The root sends to all
+// ranks, or down a binomial tree, or along a chain. For the number of ranks and chunks it takes the way
+// with the fewest messages one after the other. Options.Broadcast asks for a way, Explain tells which it
+// is.
 //
 // On each rank the tensor with the root tensor's number is the first to have the
 // data. The others have them from there, down a tree of copies between the devices.

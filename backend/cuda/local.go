@@ -22,10 +22,9 @@ import (
 // share devices, and must be contiguous, of one dtype and of one shape.
 //
 // A call enqueues everything and returns. It waits first while earlier operations have left more than 512
-// commands on a stream. The operation comes after what the
-// tensors' streams (OnStream, WithStreams) had been given, and what they are
-// given later comes after it, without Synchronize. Other streams are ordered by
-// the Work's Synchronize.
+// commands on a stream. The operation comes after the commands that the tensors' streams (OnStream,
+// WithStreams) have. Their later commands come after it, without Synchronize. Other streams are ordered
+// by the Work's Synchronize.
 //
 // Methods may be called from many goroutines. Operations on the same memory
 // are ordered as they were called. One that fails leaves the others alone. Abort of a Work does nothing.
@@ -134,9 +133,8 @@ func (l *Local) AllReduce(ctx context.Context, ts []*tensor.Tensor, op backend.R
 	return l.reduce(ctx, work.AllReduce, ts, op, 0)
 }
 
-// ReduceTo combines all tensors into dst, which is in CPU memory and the
-// operation's until the Work has ended; the tensors keep what they have. The host
-// combines, in Reduce's order.
+// ReduceTo combines all tensors into dst, which is in CPU memory. Nobody else may use dst until
+// the Work has ended. The tensors stay as they are. The host combines, in Reduce's order.
 func (l *Local) ReduceTo(ctx context.Context, dst *tensor.Tensor, ts []*tensor.Tensor, op backend.ReduceOp) (*work.Work, error) {
 	const kind = work.Reduce
 	if err := l.check(kind, ts, 0); err != nil {

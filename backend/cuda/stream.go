@@ -8,10 +8,10 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// WithStreams returns a context for calls whose tensors these streams use: the
-// operation comes after what they have been given when the call is made. It
-// takes the place of the streams that the tensors' memories have. Without any
-// stream it says that nothing has to be waited for.
+// WithStreams returns a context for calls whose tensors these streams use. The operation comes
+// after all commands that the streams have at the time of the call. It takes the place of the
+// streams that the tensors' memories have. Without any stream it says that nothing has to be
+// waited for.
 func WithStreams(ctx context.Context, streams ...driver.Stream) context.Context {
 	return context.WithValue(ctx, place.StreamsKey{}, &place.CallStreams{Before: streams})
 }

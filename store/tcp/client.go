@@ -98,8 +98,8 @@ type Options struct {
 //
 // To a server of this package it opens one connection, which all calls share at the same time. A
 // Get takes one round trip, and a call that waits does not delay others. To a PyTorch server it
-// opens one connection, which calls use in turns, and another for each call that waits for a key
-// while it is in use. It keeps a few of them for later calls.
+// opens one connection, which calls use in turns. Each call that waits for a key while that is in
+// use gets another one. It keeps a few of them for later calls.
 //
 // A store does not outlive its server. When the server ends, calls fail with ErrDisconnected, and
 // later with "connection refused". If another server of this package takes its place, calls fail

@@ -89,8 +89,8 @@ type place struct {
 // waitList has the waiters of a key, in the order of their requests.
 type waitList struct{ first, last *place }
 
-// overhead is the size counted for a key, a queue or a queued element besides its bytes: about a
-// map entry with its two headers and what their memory is rounded up by.
+// overhead is the size counted for a key, a queue or a queued element besides its bytes. It is
+// about a map entry with two headers, rounded up as memory is.
 const overhead = 128
 
 func newData(limits Limits, memory int64) *data {

@@ -195,8 +195,8 @@ func (s *Server) isLoopback() bool {
 const lastReplies = 100 * time.Millisecond
 
 // Close ends all connections and returns when the server's goroutines have ended. It deletes the
-// data. Clients still get the replies that are due: the first of several clients that wait for a
-// key may be the one that calls Close.
+// data. Clients still get the replies that are due. Of several clients that wait for a key, the
+// first one to get it may call Close.
 func (s *Server) Close() error {
 	s.cancel()
 	s.ln.Close()

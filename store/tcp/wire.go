@@ -148,9 +148,9 @@ type Limits struct {
 	// Keys is the most keys of one request. 0 means 131072.
 	Keys int
 
-	// Message limits the bytes of one request, of one reply, of the keys that one connection
-	// waits for, and of a value that grew by Append. It bounds the memory that one connection can
-	// make the server use. 0 means 64 MiB: eight of the largest values.
+	// Message limits the bytes of one request and of one reply. It also limits those of the keys
+	// that one connection waits for, and of a value that grew by Append. It bounds the memory
+	// that one connection can make the server use. 0 means 64 MiB: eight of the largest values.
 	Message int
 }
 

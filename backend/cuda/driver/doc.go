@@ -29,21 +29,18 @@
 //
 // # Addresses
 //
-// [Ptr] is a number. Device memory and page-locked memory of a process live in
-// one address space (CUDA's unified addressing), so a copy needs no kind and an
-// operation on part of an allocation takes a sum. A device can touch page-locked
-// memory from the start, another device's memory in kernels only after
-// EnablePeer, another process's only through a [MemoryHandle].
+// [Ptr] is a number. Device memory and page-locked memory of a process live in one address space
+// (CUDA's unified addressing). So a copy needs no kind, and the address of a part is a sum. A
+// device can touch page-locked memory from the start, another device's memory in kernels only
+// after EnablePeer, another process's only through a [MemoryHandle].
 //
 // # Events are used once
 //
-// Record returns a new event each time, and nothing records an event again.
-// CUDA gives a wait the event's state at the moment of the call, other vendors
-// leave it open whether a later record moves a wait that is already in a
-// queue. With events that are used once both come to the same, and the edges
-// between operations cannot form a cycle: a wait can only be enqueued after its
-// record. Events come from a pool; recording one allocates nothing in the steady
-// state.
+// Record returns a new event each time, and nothing records an event again. In CUDA a wait has
+// the event's state at the moment of the call. Other vendors leave open whether a later record
+// moves a wait that is already in a queue. With events that are used once both come to the same,
+// and the edges between operations cannot form a cycle: a wait can only be enqueued after its
+// record. Events come from a pool; recording one allocates nothing in the steady state.
 //
 // # Who says what needs an order
 //

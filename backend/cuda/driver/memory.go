@@ -32,10 +32,10 @@ type Memory interface {
 	Close() error
 }
 
-// HostMemory is page-locked host memory. Devices reach it at Ptr, the process
-// through Bytes. The caller has to order the two. The process may read a byte that a
-// stream's operation writes in two cases: the operation's event has passed, or Load32
-// has seen a word that the stream wrote later.
+// HostMemory is page-locked host memory. Devices reach it at Ptr, the process through Bytes. The
+// caller has to order the two. The process may read a byte that a stream's operation writes in
+// two cases. Either the operation's event has passed, or Load32 has seen a word that the stream
+// wrote later.
 type HostMemory interface {
 	Ptr() Ptr
 	Len() int

@@ -40,10 +40,9 @@ type Stream interface {
 	// and device of the Driver it was recorded.
 	Wait(e Event) error
 
-	// WaitValue holds what is enqueued later until the word at p fulfils c. The
-	// word is in page-locked memory or in this device's; p is a multiple of 4.
-	// What was written before the value that ended the wait is visible to what
-	// comes after it.
+	// WaitValue holds what is enqueued later until the word at p fulfils c. The word is in
+	// page-locked memory or in this device's; p is a multiple of 4. Commands after the wait see
+	// all that was written before the value that ended it.
 	WaitValue(p Ptr, v uint32, c Condition) error
 
 	// WriteValue writes the word at p, a multiple of 4, in page-locked memory or

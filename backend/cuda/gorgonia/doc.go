@@ -16,9 +16,9 @@
 //
 // # Building
 //
-// Files that need the header have the build tag cuda, so that go vet and go test
-// pass over the module where it is not. Folder stub has a header with the declarations that
-// are needed, and makes a library to link with. A C compiler is enough:
+// Files that need the header have the build tag cuda. So go vet and go test also work without the
+// header, and leave these files out. Folder stub has a header with the declarations that are
+// needed, and makes a library to link with. A C compiler is enough:
 //
 //	stub/stub.sh DIR   # makes DIR/libcuda.so, and a driver in software: DIR/fake/libcuda.so.1
 //	CGO_CFLAGS=-I$PWD/stub CGO_LDFLAGS=-LDIR go build -tags cuda ./...

@@ -18,9 +18,8 @@
 //
 // # How a launch is written
 //
-// Three things must agree: the parameters in kernels.cu, those in the launch, and the
-// memory that the kernel reads and writes. The simulator, and drivers since CUDA 12.4,
-// refuse parameters of other sizes. The simulator also fails a kernel that uses memory
-// which its launch does not declare, and reports two launches on different streams
-// without an order between them.
+// Three things must agree: the parameters in kernels.cu, those in the launch, and the memory that
+// the kernel reads and writes. The simulator, and drivers since CUDA 12.4, refuse parameters of
+// other sizes. The simulator also fails a kernel that uses memory outside its launch's
+// declaration. It reports two launches on different streams without an order between them.
 package gpumlp

@@ -344,9 +344,8 @@ func testGoroutines(t *suite) {
 	t.finish(streams...)
 }
 
-// testPipeline moves chunks down to the host and back up through two slots of
-// page-locked memory, the host's turn between them given by words, with all
-// operations enqueued before the first one runs.
+// testPipeline moves chunks down to the host and back up through two slots of page-locked memory.
+// Words tell when it is the host's turn. All operations are enqueued before the first one runs.
 func testPipeline(t *suite) {
 	v := t.device(0)
 	down, up := t.stream(v), t.stream(v)

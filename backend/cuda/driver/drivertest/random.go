@@ -21,9 +21,9 @@ type area struct {
 	want []byte
 }
 
-// testRandom runs programs of random operations on random streams, and on the
-// host, over common memory. Package edges orders them by what they use; the
-// outcome must be that of one operation after the other.
+// testRandom runs programs of random operations on random streams, and on the host, over common
+// memory. Package edges orders them by the memory they use. The outcome must be that of one
+// operation after the other.
 func testRandom(t *suite) {
 	for round := range 3 * t.Rounds {
 		t.random(uint64(round))

@@ -52,13 +52,11 @@
 //
 // # Failures
 //
-// When an operation cannot be enqueued, Run lets the host's turns go, so that the
-// streams do not wait for ever. It returns the error, and a Pending of what had been
-// enqueued. Memory may be freed when the Pending is done. What later batches enqueue comes after all that
-// other streams have been given by then, unless it has ended. When the host
-// cannot do its part, Abort does the same. What is in the memory then is of no
-// use, but every stream goes on, in the same order as if the host had taken its
-// turns.
+// When an operation cannot be enqueued, Run lets the host's turns go, so that the streams do not wait for
+// ever. It returns the error, and a Pending of what had been enqueued. Memory may be freed when the
+// Pending is done. What later batches enqueue comes after all that other streams have been given by then,
+// unless it has ended. When the host cannot do its part, Abort does the same. The memory then has no
+// useful contents. But every stream goes on, in the same order as if the host had taken its turns.
 //
 // # What it is not
 //

@@ -68,11 +68,10 @@ type Config struct {
 	// such tests say //go:norace.
 	Quiet bool
 
-	// Dir is a folder that the processes of one simulated host share; device
-	// memory then lies in files there, which other processes can open by their
-	// handles. Every process makes a Machine of the same shape with the same
-	// folder. Without it memory is Go memory of this process. The checker knows
-	// this process's operations only.
+	// Dir is a folder that the processes of one simulated host share. Device memory then lies in
+	// files there, and other processes can open them by their handles. Every process makes a
+	// Machine of the same shape with the same folder. Without it memory is Go memory of this
+	// process. The checker knows this process's operations only.
 	Dir string
 }
 

@@ -254,10 +254,9 @@ func (m *Machine) Lose(device int, cause error) {
 	}
 }
 
-// Settle waits until every operation of every process has ended. It returns a *Stuck
-// if the operations that are left can never end: they wait for each other, or for a
-// word that nobody writes. It is for tests: nobody else may use the machine meanwhile. Afterwards every host has seen
-// everything, as if it had waited for an event of each stream.
+// Settle waits until every operation of every process has ended. It returns a *Stuck if the remaining operations can
+// never end: they wait for each other, or for a word that nobody writes. It is for tests: nobody else may use the
+// machine meanwhile. Afterwards every host has seen everything, as if it had waited for an event of each stream.
 func (m *Machine) Settle(ctx context.Context) error {
 	if err := m.settle(ctx, nil); err != nil {
 		return err

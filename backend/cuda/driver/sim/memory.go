@@ -160,8 +160,8 @@ func (d *Driver) remove(mp mapping, what *op) bool {
 	return true
 }
 
-// unmap gives back what lies behind a mapping that is gone; a file's bytes may
-// be kept for operations that still use them. The caller may not hold m.mu.
+// unmap frees the memory of a mapping that is gone. A file's bytes may be kept for operations
+// that still use them. The caller may not hold m.mu.
 func (d *Driver) unmap(mp mapping, keep bool) {
 	m := d.m
 	m.mu.Lock()

@@ -165,8 +165,8 @@ func inner(op backend.ReduceOp) backend.ReduceOp {
 	return op
 }
 
-// flat reports whether the call has one buffer, in which its steps stay, and that is tensors whose elements are in
-// order on devices.
+// flat reports whether the call has one buffer for all its steps, made of tensors whose elements are in order on
+// devices.
 func (j *job) flat() bool {
 	c := &j.c
 	if c.Op != plan.OpAllReduce && c.Op != plan.OpReduce && (c.Op != plan.OpBroadcast || len(c.Out) > 1) {
@@ -221,8 +221,8 @@ func (j *job) written(s *cluster.Step) bool {
 	return s.Op == plan.OpAllReduce || s.Op.Reduces() == (s.Ranks[s.Root] == j.g.B.Rank)
 }
 
-// end waits until nobody uses the memory any more, and returns the error of the operation: err is what
-// this rank has run into, nil if nothing.
+// end waits until nobody uses the memory any more, and returns the error of the operation. err is this
+// rank's own, nil if it has none.
 func (j *job) end(err error) error {
 	if j.network == nil {
 		return err

@@ -24,8 +24,8 @@
 // the call and the end of the Work.
 //
 // Copies down and up are on streams of their own. On one stream, in the order of the plan, the copy down of
-// a chunk would keep back the copy up of an earlier one, and kernels wait for that copy. Then only the
-// network overlapped (TestF26Overlap).
+// a chunk would delay the copy up of an earlier one. Kernels wait for that copy. Then only the network
+// overlapped (TestF26Overlap).
 //
 // # Clusters without kernels
 //

@@ -436,8 +436,8 @@ func (j *job) onHost(o *group.Operation, out, in []*tensor.Tensor) error {
 	return nil
 }
 
-// joined returns the elements of tensors, one after the other: a tensor's own memory, if that will do and no copy
-// is asked for, else a copy. Read says that the elements are needed.
+// joined returns the elements of tensors, one after the other. It returns a tensor's own memory if that is enough
+// and no copy is asked for, else a copy. Read says that the elements are needed.
 func joined(ts []*tensor.Tensor, read, clone bool) ([]byte, error) {
 	if len(ts) == 1 && ts[0].IsContiguous() && !clone {
 		return ts[0].Bytes(), nil

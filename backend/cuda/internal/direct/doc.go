@@ -130,9 +130,9 @@
 //
 // Block i waits only for the peers' blocks i, so blocks need not all run at the same time.
 //
-// Every wait looks at the abort word and at the clock, each 1024 polls. A kernel that gives
-// up reports for whom it waited, and sets a word that makes this rank's later kernels return
-// at once.
+// Every wait looks at the abort word and at the clock, each 1024 polls. A kernel that gives up
+// reports for which rank it waited. It sets a word that makes this rank's later kernels return at
+// once.
 //
 // # Lanes
 //

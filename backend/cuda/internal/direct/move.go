@@ -319,8 +319,8 @@ func (c *Comm) spread(s Launcher, at driver.Ptr, bytes int, form Form) error {
 	})
 }
 
-// few reports whether a call has so few blocks for parts so long that their path through the rings, and not
-// the link, is what limits it. Such parts had better go straight to where they are to be.
+// few reports whether a call has few blocks and long parts. Then their path through the rings limits it,
+// and not the link. Such parts had better go straight to where they are to be.
 func (c *Comm) few(form Form, part int) bool {
 	return part >= 16*c.o.straight && c.blocks(form.Blocks) <= fewBlocks
 }

@@ -206,8 +206,8 @@ func length(ts []*tensor.Tensor) (n int) {
 	return n
 }
 
-// bring returns where the elements of tensors are in order on the group's device: where they are,
-// or where they have been brought.
+// bring returns where the elements of tensors are in order on the group's device. That is their
+// own place, or the one they have been copied to.
 func (c *Call) bring(ts []*tensor.Tensor) (driver.Ptr, error) {
 	if at, _, ok := c.d.inOrder(ts); ok {
 		return at, nil
@@ -428,9 +428,8 @@ func (c *Call) copy(s driver.Stream, dst, src driver.Ptr, n int) error {
 	return cmp.Or(s.Copy(dst, src, n), c.pace())
 }
 
-// A stream has room for some 1000 commands, see package driver. Operations that have not ended have
-// mostFlying of them at most, as long as they are enqueued; one that needs more waits for its own
-// every paceCommands.
+// A stream has room for some 1000 commands, see package driver. All operations that have not ended
+// may have mostFlying of them. An operation that needs more waits for its own every paceCommands.
 const (
 	mostFlying   = 256
 	paceCommands = 64

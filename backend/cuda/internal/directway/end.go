@@ -182,7 +182,7 @@ func (d *Group) left(number uint32) (rank int, left bool) {
 // wordEach keeps the ranks' words on lines of their own.
 const wordEach = 64
 
-// goneWord is where a rank writes that it has let go of the memory of the page's owner: the number
+// goneWord is where a rank writes that it has unmapped the memory of the page's owner: the number
 // of direct operations it has made, plus one.
 func goneWord(p *region.Region, rank int) *atomic.Uint32 { return p.Word(rank * wordEach) }
 

@@ -40,8 +40,8 @@ func beside(all map[*Group]taken, n int) int {
 	return n - most
 }
 
-// Blocks of a group's kernels, of 512 threads: most for the first group on a device, some for another one
-// that leaves half of the device to others, few for later ones.
+// Blocks of a group's kernels, of 512 threads. The first group on a device has mostBlocks. Another one has
+// someBlocks, which leaves half of the device to others. Later ones have fewBlocks.
 const (
 	mostBlocks = direct.MostThreads / 512
 	someBlocks = 32
@@ -96,8 +96,8 @@ func (d *Group) note() {
 	}
 }
 
-// A window has as many channels as package window chooses, or fewer on a device with less memory:
-// its rings take at most a part in directShare of it, and so do its lanes.
+// A window has as many channels as package window chooses, or fewer on a device with less memory.
+// Its rings take at most 1/directShare of that memory, and so do its lanes.
 const (
 	directMostChannels = 2048
 	directShare        = 1 << 8

@@ -295,7 +295,7 @@ func (b *Engine) interrupt() {
 	b.Calls.Unlock()
 }
 
-// leave ends what is pending, because this rank closes the group, and tells the others.
+// leave ends the pending operations, because this rank closes the group, and tells the others.
 func (b *Engine) leave(dying bool) {
 	if b.Broken() != nil || b.CPUErr() != nil {
 		return // all has ended

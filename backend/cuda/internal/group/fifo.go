@@ -19,7 +19,7 @@ type Fifo[T any] struct {
 
 func (q *Fifo[T]) Init(mu *sync.Mutex) { q.cond.L = mu }
 
-// Linger polls for a while, so that what comes next finds its goroutine awake.
+// Linger polls for a while, so that the next item finds its goroutine awake.
 func (q *Fifo[T]) linger(limit time.Duration) { hostshm.PollFor(limit, q.ready.Load) }
 
 // Put, take and close need the mutex. take returns nil when the queue is closed

@@ -11,8 +11,8 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// Leg is a part of what an operation moves: n elements that are read from one
-// tensor, written to several, or both, through one place on the host.
+// Leg is a part of the data of an operation: n elements that are read from one tensor, written to
+// several, or both, through one place on the host.
 type Leg struct {
 	N     int
 	DType tensor.DType

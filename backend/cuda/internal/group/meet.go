@@ -102,8 +102,8 @@ func TrimZeros(b []byte) []byte {
 	return b
 }
 
-// HostIdentity tells the hosts of a group apart: by what the kernel drew when it
-// started, which containers of a host have in common, else by the name.
+// HostIdentity tells the hosts of a group apart. It is the kernel's boot id, which containers of
+// a host have in common, or else the host's name.
 var HostIdentity = func() [sha256.Size]byte {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

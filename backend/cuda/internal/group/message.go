@@ -22,11 +22,11 @@ type Post struct {
 
 // Message starts a send or a receive. f posts it to the CPU backend.
 //
-// A message that does not come must hold up neither collectives nor other messages. So no
-// stream of the group waits for it. The group's messages share two streams a device. A
-// stream gets a message's copies once nothing has to be waited for: of a send, when the
-// tensor is ready, and of a receive, when the host has the bytes. Until then the host has
-// claimed the tensor, and streams that use it later wait for the host.
+// A message that does not come must hold up neither collectives nor other messages. So no stream
+// of the group waits for it. The group's messages share two streams a device. A stream gets a
+// message's copies when they need not wait: those of a send when the tensor is ready, those of a
+// receive when the host has the bytes. Until then the host has claimed the tensor, and streams
+// that use it later wait for the host.
 func (b *Engine) Message(ctx context.Context, op work.OpType, o backend.P2POptions, key Post, l Leg, f func(q *Operation, t *tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
 	if err := Captured(ctx, op); err != nil {
 		return nil, err

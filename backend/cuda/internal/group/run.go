@@ -243,9 +243,9 @@ func (o *Operation) end() {
 	o.Complete(o.err)
 }
 
-// Grace is how long the Work of an operation that failed waits for its streams
-// to go on, so that they are done with the tensors when it ends. If something
-// else holds them up, it ends without them.
+// Grace is how long the Work of a failed operation waits for its streams. If they go on in that
+// time, they no longer use the tensors when the Work ends. If something else holds them up, it
+// ends without them.
 const Grace = 50 * time.Millisecond
 
 // settled waits until the operation has left the devices, and then gives back

@@ -23,9 +23,9 @@ import (
 // What decides how an all-reduce goes through the exchange. BenchmarkHostStages
 // measures what they rest on.
 const (
-	// sharedPieces is into how many chunks an all-reduce is cut, so that the way
-	// down, the CPUs' part and the way up overlap, as long as they have smallestPiece
-	// bytes and at most Options.Chunk.
+	// sharedPieces is into how many chunks an all-reduce is cut. Then the way down, the CPUs'
+	// part and the way up overlap. Chunks have at least smallestPiece bytes and at most
+	// Options.Chunk.
 	sharedPieces  = 8
 	smallestPiece = 512 << 10
 

@@ -118,7 +118,7 @@ func (o *Operation) touched(p driver.Ptr, n int) []driver.Access {
 	return all
 }
 
-// allDown copies what is read to the staging, allUp copies what is written from there.
+// allDown copies the inputs to the staging memory. allUp copies the outputs from there.
 func (o *Operation) allDown(to Commander) {
 	down := func(p *place.Place, at int) {
 		p.Each(func(s place.Span) {

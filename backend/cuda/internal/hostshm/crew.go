@@ -7,8 +7,8 @@ import (
 )
 
 // Crew is goroutines that combine parts of a rank's share side by side. They sleep while there is
-// nothing to do. Where there are CPUs for that, they poll for a while before they sleep, because
-// threads that sleep are woken one after the other.
+// nothing to do. If there are CPUs for that, they poll for a while before they sleep: threads
+// that sleep are woken one after the other.
 type crew struct {
 	N      int
 	linger time.Duration

@@ -46,8 +46,8 @@ type Exchange struct {
 	Left       []atomic.Int32 // parts of the share that are still to be combined, by slot
 	Members    []member       // what those who combine keep
 
-	// Unlocked is why this rank could not page-lock the memory: its host copies then,
-	// as it does for tensors that are not contiguous, and the others need not know.
+	// Unlocked is why this rank could not page-lock the memory. Its host copies then, as for
+	// tensors that are not contiguous. The others need not know.
 	Unlocked atomic.Pointer[error]
 
 	Memory driver.HostMemory // once it is page-locked; guarded by Backend.calls until the first operation
@@ -199,8 +199,8 @@ func (x *Exchange) Failed() bool {
 	return false
 }
 
-// Call tells the other ranks which operation this one is at: its number, its first chunk, and what
-// it is. Called returns what another rank has told.
+// Call tells the other ranks at which operation this one is: its number, its first chunk, and its
+// fingerprint. Called returns what another rank has told.
 //
 // The others may go on to the next operation before a rank has looked: its crew may have combined
 // its shares before. They do not go on to the one after that.

@@ -33,6 +33,6 @@
 //
 // # Events
 //
-// Waiting for an event takes its state at the moment of the call, so an event
-// can be recorded again as soon as it is released, also if it has not passed.
+// Waiting for an event takes its state at the moment of the call. So a released event can be
+// recorded again at once, even if it has not passed.
 package libcuda

@@ -101,9 +101,8 @@ func (d *Driver) device(call string, i int) (*Device, error) {
 	return v, nil
 }
 
-// hostDevice returns a device for calls that need a context but concern none:
-// one that is in use already, for each device's context takes hundreds of
-// megabytes there.
+// hostDevice returns a device for calls that need a context but concern no device. It takes one
+// that is in use already: another context would cost hundreds of megabytes of a device's memory.
 func (d *Driver) hostDevice(call string) (*Device, error) {
 	if d.closed.Load() {
 		return nil, closedError(call, -1, "driver")

@@ -55,8 +55,8 @@ func Memory(t *tensor.Tensor) driver.Memory {
 	return m
 }
 
-// spans returns the bytes between which elements lie, and the runs of bytes that
-// they take, nil if that is all of them.
+// spans returns the range of bytes in which the elements lie, and the runs of bytes that they
+// take, nil if they take all of it.
 func spans(shape, strides []int, offset, es int) (lo, hi int, runs []Span) {
 	type axis struct{ n, stride int }
 	var axes []axis

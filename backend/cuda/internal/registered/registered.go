@@ -241,9 +241,9 @@ func closed(m driver.Memory) bool {
 	return ok && c.Closed()
 }
 
-// Look maps what the others have posted, and lets go of what they have withdrawn. It withdraws this rank's memory
-// that has been freed. An operation calls it before its first kernel; pool.Underway counts the operation. Nothing
-// is withdrawn or let go while other operations are under way.
+// Look maps the memory that the others have posted, and unmaps the memory that they have withdrawn. It withdraws
+// this rank's memory that has been freed. An operation calls it before its first kernel; pool.Underway counts the
+// operation. Nothing is withdrawn or let go while other operations are under way.
 func (r *Registry) Look() {
 	if len(r.index) > 0 && alone() {
 		r.tidy()

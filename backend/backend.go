@@ -128,8 +128,8 @@ type Backend interface {
 	// *work.Error), the other ranks are told of that operation's fault instead of an abort.
 	Abort(cause error)
 
-	// Close ends what is pending with work.ErrClosed, says goodbye and frees what the
-	// backend holds, all within about a second. Wait for operations before, or call
+	// Close ends pending operations with work.ErrClosed, tells the other ranks, and frees the
+	// backend's resources, all within about a second. Wait for operations before, or call
 	// Shutdown. It may be called more than once.
 	Close() error
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// Unsupported has every operation of Backend and refuses each. A backend that
-// embeds it needs to write only what it does.
+// Unsupported has every operation of Backend and refuses each. A backend that embeds it needs to
+// have only its own operations.
 type Unsupported struct {
 	Backend string // the name in the errors
 }

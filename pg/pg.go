@@ -422,7 +422,7 @@ func (g *ProcessGroup) of(op work.OpType, ts ...*tensor.Tensor) (backend.Backend
 // afterwards; close it. Aborting the default group also aborts the groups made from it that this
 // rank is in.
 //
-// If cause is the error of an operation, of this group or another one of the job, the other
+// cause may be the error of an operation, of this group or another one of the job. Then the other
 // ranks' errors name the rank that it blames.
 func (g *ProcessGroup) Abort(cause error) {
 	for _, sub := range g.now().world.below(g) {

@@ -56,10 +56,10 @@
 //
 // # Errors
 //
-// A call with wrong arguments returns an [*Error] that names the call and the
-// values and matches [ErrInvalid]. A call panics only where Go code would: on a nil
-// tensor, an index out of range in Dim, or a size that no machine has memory for.
-// Programs that take shapes from a network must limit them first.
+// A call with wrong arguments returns an [*Error] that names the call and the values and matches
+// [ErrInvalid]. A call panics only where Go code would: on a nil tensor, an index out of range in
+// Dim, or a size beyond all memory. Programs that take shapes from a network must limit them
+// first.
 //
 // # Limits
 //

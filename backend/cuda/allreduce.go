@@ -25,10 +25,10 @@ import (
 // every device and every pair of ranks can do. Its priority is 0.
 const HostWork = "host"
 
-// DirectWork is the name of the work in which one kernel of each rank does everything: the kernels
-// write into each other's memory and wait for each other (decision 24). It is for 2 to 8 ranks on
-// one host, each with a device of its own that reaches the others'. Its priority among the
-// all-reduce works is 200. Such groups gather, reduce-scatter and broadcast in the same way.
+// DirectWork is the name of the work with one kernel on each rank. The kernels write into each
+// other's memory and wait for each other (decision 24). It is for 2 to 8 ranks on one host, each
+// with a device of its own that reaches the others'. Its priority among the all-reduce works is
+// 200. Such groups gather, reduce-scatter and broadcast in the same way.
 const DirectWork = "direct"
 
 const directPriority = 200

@@ -193,8 +193,8 @@ func (b *Backend) Revoke() { b.g.Revoke() }
 // Abort ends every operation with cause, on every rank.
 func (b *Backend) Abort(cause error) { b.g.Abort(cause) }
 
-// Shutdown waits until what was issued has ended, then closes the backend. When ctx ends first,
-// Close ends what is left, and the error wraps that of ctx.
+// Shutdown waits until what was issued has ended, then closes the backend. If ctx ends first,
+// Close ends the rest, and the error wraps that of ctx.
 func (b *Backend) Shutdown(ctx context.Context) error {
 	err := b.g.Shutdown(ctx)
 	return errors.Join(err, b.mixed.free(b.g.InUse.Load()))

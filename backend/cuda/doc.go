@@ -38,39 +38,38 @@
 //
 // Every collective can go through the host: from the devices to page-locked memory, through the same
 // collective of a CPU backend, and back. The CPU backend is gloo, which makes a group of its own from
-// the same store. All copies are enqueued by the call, with waits for words that the host writes
-// between them; no stream and no caller waits for the host in any other way. Larger tensors go in
+// the same store. The call enqueues all copies, with waits for words between them. The host writes
+// these words. No stream and no caller waits for the host in any other way. Larger tensors go in
 // chunks of Options.Chunk through a few slots of memory. So the way down, the CPU's part and the way
 // up overlap. All ranks cut alike, at borders of elements; New fails if they would not. With sums in
 // rank order, the default, the bits are those of the unchunked operation.
 //
 // all_to_all, gather of unequal sizes, send and receive go through the host in one piece, because
-// a rank does not know the sizes of the others'. Tensors that are not contiguous
-// are copied run by run of their bytes, and the host brings the elements in
-// order. If the tensors of a call have more than 240 runs, kernels on their devices do
-// that. They need device memory of as many bytes, which is kept for the next call like the
-// page-locked memory. What lies between the elements is not written. Where there are no kernels,
-// on devices of compute capability below 8.0, it works all the same, and is slow.
+// a rank does not know the sizes of the other ranks' tensors. Tensors that are not contiguous are
+// copied run by run of their bytes, and the host brings the elements in order. If the tensors of
+// a call have more than 240 runs, kernels on their devices do that. They need device memory of as
+// many bytes, which is kept for the next call like the page-locked memory. What lies between the
+// elements is not written. Where there are no kernels, on devices of compute capability below
+// 8.0, it works all the same, and is slow.
 //
 // Operations that share memory come one after the other, whoever calls them. The memory of
 // a tensor with more than 16384 runs is all between its first and its last byte. A send of
 // one column of such a matrix therefore waits for an earlier receive into another column.
 //
-// Page-locked memory comes from a pool and streams are made once: in the steady
-// state an operation makes neither. Nothing is freed while an operation of the process
-// is under way, because CUDA may wait for all streams to free memory, and a stream may
-// wait for another rank. A later call, or Close, frees it.
+// Page-locked memory comes from a pool and streams are made once: in the steady state an
+// operation makes neither. Nothing is freed while an operation of the process is under way. To
+// free memory CUDA may wait for all streams, and a stream may wait for another rank. A later
+// call, or Close, frees it.
 //
 // # Queues
 //
-// A stream of CUDA's has room for some 1000 commands. Who gives it more waits in the
-// driver, with locks that others need. So an operation gives a stream at most 256 at a
-// time, and 512 if it gets them in parts, however large its tensors are. An operation through
-// the host goes in up to 60 pieces. It goes in parts if it has more than 57 tensors, or many
-// runs of bytes where there are no kernels. Only all-reduces through memory that ranks share
-// have more commands, three for each of up to 256 chunks. A call in parts returns when all but the
-// last parts have been done, for which other ranks have to come. A call also waits while those before it in its group have left more than 512 commands on a
-// stream. These waits end with the operation's time, its context and the group.
+// A stream of CUDA's has room for some 1000 commands. A caller that gives it more waits in the driver and holds locks
+// that others need. So an operation gives a stream at most 256 at a time, and 512 if it gets them in parts, however
+// large its tensors are. An operation through the host goes in up to 60 pieces. It goes in parts if it has more than
+// 57 tensors, or many runs of bytes where there are no kernels. Only all-reduces through memory that ranks share have
+// more commands, three for each of up to 256 chunks. A call in parts returns when all but the last parts have been
+// done, for which other ranks have to come. A call also waits while those before it in its group have left more than
+// 512 commands on a stream. These waits end with the operation's time, its context and the group.
 //
 // The streams of collectives wait for other ranks. A group has two a device, one more with direct work,
 // and one for each lane that it has used (see Messages). Sends and receives through the host share two
@@ -262,10 +261,10 @@
 // work.ErrMismatch that names two of the calls. Between hosts each rank of a broadcast compares
 // its call with its sender's. The CPU backend compares what it is given. An operation that fails
 // on a device or on the wire ends the group on all ranks. The error of its Work names operation,
-// number and rank. The streams then go on. What they copy is of no use, but it still comes after
-// what the callers' streams did before the call. Should something else hold them up, the Work
-// ends without them. Then Synchronize orders a stream after the rest, and their memory stays
-// reserved until Close has seen them end.
+// number and rank. The streams then go on. Their copies are of no use, but they still come after
+// all earlier commands of the callers' streams. Should something else hold them up, the Work ends
+// without them. Then Synchronize orders a stream after the rest, and their memory stays reserved
+// until Close has seen them end.
 //
 // # What it is not
 //

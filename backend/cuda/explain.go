@@ -18,7 +18,7 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// RegisteredMemory is the Choice.Op with which Explain describes memory that the other ranks' kernels have mapped.
+// RegisteredMemory is the Choice.Op of memory that the other ranks have mapped, in Explain.
 const RegisteredMemory = "registered memory"
 
 // Explain says which work does an all-reduce and why, how the CPU backend below does

@@ -68,7 +68,7 @@ func someOnCPU(lists ...[]*tensor.Tensor) bool {
 // inCPU reports whether a tensor is in CPU memory.
 func inCPU(t *tensor.Tensor) bool { return t != nil && t.Device().Type == tensor.CPU }
 
-// shadows reports whether the tensors of a call that are in CPU memory are copied to this rank's device first: it
+// shadows reports whether the CPU tensors of a call are copied to this rank's device first. They are if the rank
 // does the call there, or has device tensors too. A rank without a device takes part as it is.
 func (b *Backend) shadows(onDevice bool, lists ...[]*tensor.Tensor) bool {
 	if b.g.Missing != nil || !someOnCPU(lists...) {

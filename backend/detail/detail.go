@@ -115,8 +115,8 @@ func (b *Backend) Abort(cause error) {
 	b.control.Abort(cause)
 }
 
-// revoker is a backend that says what has ended its group. Revoke ends it if this rank's last operation
-// was not started because its context had ended.
+// revoker is a backend that can say why its group has ended. Revoke ends it if this rank's last
+// operation was not started because its context had ended.
 type revoker interface {
 	Revoke()
 	Err() error
@@ -142,8 +142,8 @@ func (b *Backend) Shutdown(ctx context.Context) error {
 	return errors.Join(backend.Shutdown(ctx, b.Backend), b.Close())
 }
 
-// Close closes both groups. If one has failed, ranks that wait in the other one hear why, not that this
-// rank has left.
+// Close closes both groups. If one has failed, ranks that wait in the other one are told why. Else they
+// would hear that this rank has left.
 func (b *Backend) Close() error {
 	b.Revoke()
 	if w := b.last.Load(); w != nil && w.IsCompleted() && !w.IsSuccess() && !errors.Is(w.Err(), work.ErrClosed) {

@@ -18,10 +18,10 @@
 // Standard output and standard error stay separate. -no-prefix passes bytes on unchanged,
 // -log-dir writes one file for each rank instead, -tee does both.
 //
-// The launcher hosts the store in which the ranks meet. When a rank fails, the launcher
-// waits 200 ms for other ranks, and longer while one prints a panic: the rank that ends
-// first is often not the one at fault. The other ranks get SIGTERM and, after -grace,
-// SIGKILL. Then a summary describes the rank at fault:
+// The launcher hosts the store in which the ranks meet. When a rank fails, the launcher waits 200
+// ms for other ranks, and longer while one prints a panic. Often the rank at fault does not end
+// first. The other ranks get SIGTERM and, after -grace, SIGKILL. Then a summary describes the
+// rank at fault:
 //
 //   - how and when it ended
 //   - its error line or panic

@@ -10,7 +10,7 @@ import (
 
 // Func adds element by element: dst[i] is the sum of all operands[k][i]. All slices have the
 // length of dst, a whole number of elements in the host's byte order. dst may be one of the
-// operands, but must not overlap one in part. There must be at least one operand. A Func has no
+// operands. It must not overlap part of one. There must be at least one operand. A Func has no
 // state, and many goroutines may call it.
 //
 // It panics on wrong lengths: going on would send a wrong result to other ranks.

@@ -1,5 +1,5 @@
-// Package lag measures for how long this process waited for a CPU. A rank that waits for the answers
-// of others does not count that time, because processes on its host are late as well.
+// Package lag measures for how long this process waited for a CPU. A rank that waits for answers
+// does not count that time: the other processes on its host are late as well.
 package lag
 
 import (

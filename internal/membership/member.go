@@ -327,7 +327,7 @@ func (m *Member) read(values []string) Call {
 	return m.weigh()
 }
 
-// weigh is what a leader does next with what it knows.
+// weigh returns a leader's next step.
 func (m *Member) weigh() Call {
 	suspects, least, room := m.suspects(), m.cfg.Min, m.cfg.Max
 	present := 0

@@ -15,7 +15,7 @@
 // that writes the key when its process ends. In a store without wills the others notice a death by
 // what else it breaks, or at their deadline.
 //
-// A rank whose time runs out does not know who is at fault: the ranks that it lacks may lack others
+// A rank whose time runs out does not know the culprit: the ranks that it lacks may lack others
 // themselves. It writes "first" as a question. Every rank that runs writes to here/RANK which ranks
 // it lacks. At fault are the ranks that some rank lacks and that have not answered: they have
 // stopped, or never came. The rank that asked writes them to "last", for all to read.

@@ -39,8 +39,8 @@ func CheckMemset(device int, dst Ptr, n int) error {
 	return nil
 }
 
-// CheckWord returns what is wrong with the address and condition that a Stream's
-// WaitValue or WriteValue was given; call is its name.
+// CheckWord checks the address and condition of a Stream's WaitValue or WriteValue; call is its
+// name.
 func CheckWord(call string, device int, p Ptr, c Condition) error {
 	if p == 0 || p%4 != 0 {
 		return invalid(call, device, "no word at %v: want a multiple of 4", p)

@@ -94,22 +94,21 @@
 //
 // # Queues
 //
-// Streams share queues of the hardware. A stream that waits for a word holds up the
-// other streams in its queue. For kernels, and for copies to and from page-locked memory,
-// a device has as many queues as the environment variable CUDA_DEVICE_MAX_CONNECTIONS
-// says when the first context is made, at most 32. Without the variable copies have
-// four. So driver/nvidia and backend/cuda/gorgonia set it to 32 for their process, unless
-// it is set. Copies that a stream fetches from another device have one queue, however
-// many streams there are. Copies that a stream of the source's device sends there share
-// the others. This was seen with driver 580 on H200s.
+// Streams share queues of the hardware. A stream that waits for a word holds up the other streams
+// in its queue. A device has a number of queues for kernels, and for copies to and from
+// page-locked memory. It is the value of the environment variable CUDA_DEVICE_MAX_CONNECTIONS
+// when the first context is made, at most 32. Without the variable copies have four. So
+// driver/nvidia and backend/cuda/gorgonia set it to 32 for their process, unless it is set.
+// Copies that a stream fetches from another device have one queue, however many streams there
+// are. Copies that a stream of the source's device sends there share the others. This was seen
+// with driver 580 on H200s.
 //
 // # Errors
 //
-// Errors are of type [*Error], which names the call, the device and what the
-// driver itself said; callers branch on the sentinels (ErrOutOfMemory,
-// ErrPeerAccess, ErrDeviceLost, ...). A call that is refused has done nothing.
-// An operation that fails on the device breaks the device for the process,
-// as it does in CUDA: its events, and all calls after it, return ErrDeviceLost.
+// Errors are of type [*Error], which has the call, the device and the driver's own error. Callers
+// branch on the sentinels (ErrOutOfMemory, ErrPeerAccess, ErrDeviceLost, ...). A call that is
+// refused has done nothing. An operation that fails on the device breaks the device for the
+// process, as it does in CUDA: its events, and all calls after it, return ErrDeviceLost.
 //
 // # Lifetimes
 //

@@ -96,10 +96,10 @@ type Device interface {
 // While CUDA loads kernels it may wait for streams of the process. If such a stream waits
 // for a word, nobody may be able to write the word, because CUDA holds a lock meanwhile.
 type Keeper interface {
-	// Keep loads functions of an image on the devices that are ready, and on each
-	// other one when it gets ready, until the Driver is closed. From then on
-	// Device.Load of this image returns what is there, and closing that unloads
-	// nothing. What cannot be loaded is an error of Load or Function.
+	// Keep loads functions of an image on the devices that are ready, and on each other one when
+	// it gets ready, until the Driver is closed. From then on Device.Load of this image returns
+	// the loaded module, and closing that unloads nothing. What cannot be loaded is an error of
+	// Load or Function.
 	Keep(image []byte, functions ...string)
 }
 

@@ -44,8 +44,8 @@ var (
 	ErrDeviceLost = errors.New("device lost")
 )
 
-// Error is how a call failed: which one, on which device, and what the driver
-// said. errors.Is finds this package's sentinels in it.
+// Error says how a call failed: the call, the device, and the driver's own error. errors.Is finds
+// this package's sentinels in it.
 type Error struct {
 	Call   string // the method of this package: "Alloc", "Copy", ...
 	Device int    // the device, -1 if none

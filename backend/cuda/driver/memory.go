@@ -47,8 +47,8 @@ type HostMemory interface {
 	// before the value it returns can be read after it.
 	Load32(offset int) uint32
 
-	// Store32 writes the word at an offset that is a multiple of 4. What was
-	// written before it can be read by who has seen the value.
+	// Store32 writes the word at an offset that is a multiple of 4. Whoever has seen the value
+	// can read all that was written before it.
 	Store32(offset int, v uint32)
 
 	// Close frees the memory, or ends the registration. As with Memory, nothing

@@ -132,9 +132,8 @@ type Queuer interface {
 	Queues() (streams, queues int)
 }
 
-// Observer is what a Driver has that wants to know what the host does. The
-// simulator is one: it then finds operations that are not ordered against the
-// host's own accesses to page-locked memory.
+// Observer is a Driver that wants to know what the host does. The simulator is one: it then finds
+// operations that are not ordered against the host's own accesses to page-locked memory.
 type Observer interface {
 	// HostAccess tells that the host is about to use page-locked memory. The host stops
 	// before its next call to the Driver that enqueues or stores.

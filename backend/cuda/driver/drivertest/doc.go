@@ -22,6 +22,6 @@
 // there. Drivers like the simulator report what was not closed. Subtests that need more devices than there are, or links
 // that are not there, skip and say so.
 //
-// Nothing is asserted about times. What has to wait is held by a word that the
-// test writes when it is ready.
+// Nothing is asserted about times. Commands that have to wait do so for a word, which the test
+// writes when it is ready.
 package drivertest

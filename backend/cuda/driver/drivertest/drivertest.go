@@ -27,9 +27,8 @@ type Config struct {
 	// TestMain calls the function Child. Nil skips the tests with two processes.
 	Child func(t *testing.T, d driver.Driver) []string
 
-	// MaxAllocs is the most allocations of the Go heap that a round of a copy, a
-	// kernel, two records, two waits and two releases may take in the steady
-	// state. Negative: not checked.
+	// MaxAllocs is how many allocations of the Go heap a round may have in the steady state. A
+	// round is a copy, a kernel, two records, two waits and two releases. Negative: not checked.
 	MaxAllocs int
 
 	// Rounds is how often tests repeat what depends on luck; 0 means 1.
@@ -196,7 +195,7 @@ func (t *suite) finish(streams ...driver.Stream) {
 	}
 }
 
-// after makes s wait for what is on the other stream.
+// after makes s wait for all commands of the other stream.
 func (t *suite) after(s, other driver.Stream) {
 	t.Helper()
 	e, err := other.Record()
@@ -279,7 +278,7 @@ func words(v ...uint32) []byte {
 // repeat returns n words of one value.
 func repeat(v uint32, n int) []byte { return words(slices.Repeat([]uint32{v}, n)...) }
 
-// refused asserts that err is an *Error of a call, and what it matches.
+// refused asserts that err is an *Error of a call, and that it matches a sentinel.
 func (t *suite) refused(err error, call string, want error) {
 	t.Helper()
 	require.Error(t, err)

@@ -169,8 +169,8 @@ func testEventOrder(t *suite) {
 	t.finish(producer)
 }
 
-// testEventIsOnePoint holds that an event stands for what came before it and
-// nothing that comes later, whoever waits for it and when.
+// testEventIsOnePoint: an event stands for all commands before it and for none after it, no
+// matter who waits for it and when.
 func testEventIsOnePoint(t *suite) {
 	v := t.device(0)
 	s, early, late := t.stream(v), t.stream(v), t.stream(v)
@@ -284,7 +284,7 @@ func testWordsFromHost(t *suite) {
 		e, err := s.Record()
 		require.NoError(t, err)
 		t.pending(e)
-		// The host's turn: what it writes now is what the stream copies.
+		// The host's turn: the stream copies the bytes that it writes now.
 		copy(in.Bytes(), pattern(n, i))
 		h.Store32(4, uint32(i+1))
 		t.passes(e)

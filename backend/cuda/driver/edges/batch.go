@@ -112,16 +112,16 @@ func (b *Batch) Launch(s driver.Stream, l *driver.Launch) {
 	b.add(operation{kind: kindLaunch, stream: s, launch: l}, l.Access...)
 }
 
-// WaitValue makes s wait for a word that somebody else writes, as
-// Stream.WaitValue. The accesses are what that stands for: what others have done
-// when the word comes. The operations that conflict with them come after it.
+// WaitValue makes s wait for a word that somebody else writes, as Stream.WaitValue. The accesses
+// are what others have done when the word has that value. The operations that conflict with them
+// come after it.
 func (b *Batch) WaitValue(s driver.Stream, p driver.Ptr, v uint32, c driver.Condition, access ...driver.Access) {
 	b.add(operation{kind: kindWaitValue, stream: s, dst: p, value: v, cond: c}, access...)
 }
 
-// WriteValue makes s write a word for somebody else, as Stream.WriteValue. The
-// accesses are what that stands for: what others may do when they have seen the
-// word. It comes after the operations that conflict with them.
+// WriteValue makes s write a word for somebody else, as Stream.WriteValue. The accesses are what
+// others may do when they have seen the word. It comes after the operations that conflict with
+// them.
 func (b *Batch) WriteValue(s driver.Stream, p driver.Ptr, v uint32, access ...driver.Access) {
 	b.add(operation{kind: kindWriteValue, stream: s, dst: p, value: v}, access...)
 }
@@ -166,13 +166,13 @@ func (b *Batch) Len() int { return len(b.ops) }
 // this batch is always done, and orders nothing.
 func (b *Batch) Continues() { b.more = true }
 
-// KeepTurns says that Run leaves the host's turns as they are if it fails: who has
-// somebody to tell first calls Pending.Abort afterwards.
+// KeepTurns says that a failed Run leaves the host's turns as they are. The caller can then tell
+// others first, and calls Pending.Abort afterwards.
 func (b *Batch) KeepTurns() { b.keep = true }
 
-// Run enqueues the operations with the orders that they need, and ends the
-// batch. If a call fails, what was enqueued before it stays enqueued; the Pending
-// that comes with the error stands for that. It is nil if nothing was.
+// Run enqueues the operations with the orders that they need, and ends the batch. If a call
+// fails, the commands before it stay enqueued. The Pending that comes with the error stands for
+// them. It is nil if nothing was.
 //
 // Run blocks while a stream has no room, and while another Run does.
 func (b *Batch) Run() (*Pending, error) {

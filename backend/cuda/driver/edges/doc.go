@@ -44,11 +44,10 @@
 //
 // # From batch to batch
 //
-// The tracker remembers, for each byte, who used it last, until it learns from a
-// Pending that this has ended. An operation that conflicts with one of an earlier
-// batch waits for an event on that one's stream. The event is recorded when it is
-// needed. So it stands for all that the stream had been given by then, which may be
-// more than the one operation.
+// The tracker remembers, for each byte, who used it last, until it learns from a Pending that
+// this has ended. If an operation conflicts with one of an earlier batch, it waits for an event
+// on the stream of the earlier one. The event is recorded when it is needed. So it stands for all
+// that the stream had been given by then, which may be more than the one operation.
 //
 // # Failures
 //

@@ -169,8 +169,8 @@ func (b *Batch) settle(p *Pending, failed bool) {
 			p.events = append(p.events, end)
 		}
 	}
-	// What a caller's stream did before is from now on what the first operation
-	// did that came after it.
+	// From now on the earlier commands of a caller's stream count as part of the first operation
+	// that came after them.
 	before := false
 	for i := range b.ops {
 		before = before || b.ops[i].kind == kindBefore && b.ops[i].lane.foreign

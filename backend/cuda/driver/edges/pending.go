@@ -146,8 +146,8 @@ func (n need) await(ctx context.Context) error {
 	}
 }
 
-// End ends the host's turn: operations that wait for it go on, as soon as the
-// turns that the Host was given before have ended too.
+// End ends the host's turn. Operations that wait for it go on as soon as the Host's earlier turns
+// have ended too.
 func (p *Pending) End(turn int) {
 	if u, err := p.find(turn); err == nil {
 		u.lane.end(u.signal)

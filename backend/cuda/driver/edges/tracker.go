@@ -17,8 +17,8 @@ import (
 // Run blocks in the driver while a stream is full. Another Run, Host, Forget and Close
 // wait for it. Batch, GiveUp and the methods of Pending do not.
 //
-// Streams that a batch gives operations to must stay open until Forget or the
-// tracker's Close; those that only occur in Before and After need not.
+// Streams with operations of a batch must stay open until Forget or the tracker's Close. Streams
+// that only occur in Before and After need not.
 type Tracker struct {
 	d driver.Driver
 
@@ -232,9 +232,9 @@ func (t *Tracker) newLane(s driver.Stream, name string) *lane {
 	return l
 }
 
-// forget gives a lane back: what it did has ended, or is nobody's business. The last
-// lane takes its place, so that batches cost nothing for lanes that are gone. The
-// caller holds t.order.
+// forget gives a lane back: its operations have ended, or nobody asks for them any more. The last
+// lane takes its place, so that batches cost nothing for lanes that are gone. The caller holds
+// t.order.
 func (t *Tracker) forget(l *lane) {
 	if !l.foreign {
 		t.hist.drop(func(u use) bool { return u.lane == l.id })

@@ -141,9 +141,9 @@ func (d *Driver) streamClocks() clock {
 	return c
 }
 
-// Close closes the process. It waits until all that was enqueued has ended. Its error has what is
-// still alive, and what was stuck. Closing the Driver of Open closes the machine and returns its
-// findings as well.
+// Close closes the process. It waits until all that was enqueued has ended. Its error lists what
+// is still open, and the operations that were stuck. Closing the Driver of Open closes the
+// machine and returns its findings as well.
 func (d *Driver) Close() error {
 	if d.alone {
 		return d.m.Close()

@@ -8,8 +8,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 )
 
-// record is one execution of a Record. Closing done is the only thing that
-// orders who waits after it.
+// record is one execution of a Record. Only the close of done orders a waiter after it.
 type record struct {
 	s     *stream
 	n     uint64 // the operation's number

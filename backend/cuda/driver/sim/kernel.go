@@ -160,7 +160,7 @@ func (k *Run) Common(p driver.Ptr, n int) []byte {
 	return k.touch(p, n, driver.Shared, driver.Shared, "shares")
 }
 
-// Reached is Common for memory that Launch.Access cannot have, because another kernel has told where it is.
+// Reached is Common for memory that Launch.Access cannot name, because another kernel has told its address.
 func (k *Run) Reached(p driver.Ptr, n int) []byte {
 	if n == 0 {
 		return nil
@@ -199,15 +199,14 @@ func (k *Run) Load(p driver.Ptr) uint32 {
 	return v
 }
 
-// Store writes the word at p, shared. Who sees the value is ordered after what
-// the kernel has done so far.
+// Store writes the word at p, shared. A reader of the value is ordered after all that the kernel
+// has done so far.
 func (k *Run) Store(p driver.Ptr, v uint32) {
 	w := k.word(p)
 	w.b.store(w.off, v, k.publish())
 }
 
-// publish ends the kernel's step: what comes now is not part of what others
-// have seen.
+// publish ends the kernel's step. Others have seen nothing of the next one.
 func (k *Run) publish() clock {
 	c := k.s.now()
 	k.s.step(k.op, nil)

@@ -46,8 +46,8 @@ type Machine struct {
 	group    sync.WaitGroup
 }
 
-// closeLimit bounds how long closing waits for operations that still run. Operations that
-// wait for what cannot come do not take that long.
+// closeLimit bounds how long closing waits for operations that still run. Operations whose wait
+// can never end do not take that long.
 const closeLimit = 5 * time.Second
 
 type callKey struct{ stream, name string }
@@ -274,9 +274,8 @@ func (m *Machine) Settle(ctx context.Context) error {
 	return nil
 }
 
-// Quiesce waits as Settle does, but to the checker no host has seen anything. It
-// returns nil if no operation is left and a *Stuck if those that are left wait
-// for something that has to come from a host.
+// Quiesce waits as Settle does, but to the checker no host has seen anything. It returns nil if
+// no operation is left. It returns a *Stuck if the remaining operations wait for a host.
 func (m *Machine) Quiesce(ctx context.Context) error { return m.settle(ctx, nil) }
 
 // settle is Quiesce for one process, or for all if it is nil.
@@ -378,7 +377,7 @@ func (m *Machine) Findings() []error {
 	return m.findings.all()
 }
 
-// Stats counts what is alive, and what was ever made.
+// Stats counts the open objects, and all that were ever made.
 type Stats struct {
 	Memories, Hosts, Streams, Events, Graphs, Modules, Mappings, Peers int   // alive
 	DeviceBytes, HostBytes                                             int64 // alive
@@ -426,8 +425,9 @@ func (s *Stats) add(o *Stats) {
 	s.Fetches += o.Fetches
 }
 
-// Close closes the processes and the machine. Its error has what Check returns, what was not
-// closed, and what was stuck. It may be called more than once; later calls return nil.
+// Close closes the processes and the machine. Its error has that of Check, the objects that were
+// not closed, and the operations that were stuck. It may be called more than once; later calls
+// return nil.
 func (m *Machine) Close() error {
 	m.mu.Lock()
 	if m.closed {

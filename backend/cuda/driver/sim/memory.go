@@ -571,8 +571,8 @@ func (b *backing) slot(off int) *atomic.Pointer[wordState] {
 	return &p.Load()[off%page/4]
 }
 
-// load reads a word and returns what had happened before it was written. It returns nil if
-// that is not known: nobody has written the word, or it was not an operation that did.
+// load reads a word and returns what had happened before it was written. It returns nil if that
+// is not known: nobody has written the word, or not an operation.
 func (b *backing) load(off int) (uint32, clock) {
 	v := driver.LoadWord(b.bytes, off)
 	for s, n := b.slot(off).Load(), 0; s != nil && n < history; s, n = s.prev.Load(), n+1 {

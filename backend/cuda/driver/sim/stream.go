@@ -120,9 +120,8 @@ func (o *op) full() string {
 	return fmt.Sprintf("%s (operation %d of stream %s, %s)", o, o.n, o.s.ag.name, o.caller())
 }
 
-// node is one place in a stream's queue. The list goes one way: what the stream
-// does is not ordered before what the host enqueues next, and Go's race detector
-// must not believe so.
+// node is one place in a stream's queue. The list goes one way. The stream's operations are not
+// ordered before the next ones of the host, and Go's race detector must not believe so.
 type node struct {
 	op   *op
 	next *node
@@ -513,7 +512,7 @@ func (s *stream) run(o *op) {
 	}
 }
 
-// copy copies in pieces, so that who reads too early sees torn data.
+// copy copies in pieces, so that an early reader sees torn data.
 func (s *stream) copy(dst, src []byte) {
 	pieces := 1
 	if !s.d.m.cfg.NoDelays && len(dst) >= 64 {

@@ -140,8 +140,8 @@ func rank(d driver.Driver, ctx cu.CUContext, st store.Store, r, ranks, elements 
 	return nil
 }
 
-// sum replaces the elements at p, on all ranks, by their sums. It is in the stream: after what
-// the stream has been given, and before what it is given later.
+// sum replaces the elements at p, on all ranks, by their sums. It is part of the stream: after
+// its earlier commands, and before its later ones.
 func sum(d driver.Driver, st store.Store, stream cu.Stream, p cu.DevicePtr, r, ranks, elements int) (err error) {
 	gpu, err := d.Device(r % d.Count())
 	if err != nil {

@@ -28,7 +28,7 @@ type Call struct {
 // Reducing is what a call has as with.
 func Reducing(op backend.ReduceOp) backend.ReduceKind { return op.Kind() + 1 }
 
-// calledAs has what the hosts do alike, so that ranks may mix it.
+// calledAs has the operations that hosts do alike, so that ranks may mix them.
 var calledAs = map[work.OpType]work.OpType{
 	work.AllGatherIntoTensor:          work.AllGather,
 	work.ReduceScatterTensor:          work.ReduceScatter,
@@ -90,10 +90,9 @@ func Disagree(number uint64, rank int, mine Said, peer int, theirs Said) error {
 	return fmt.Errorf("%w: as collective number %d rank %d called %v, rank %d called %v", work.ErrMismatch, number, rank, mine, peer, theirs)
 }
 
-// Board is where a rank writes what it calls, for the ranks before and after it on
-// its host to read. All ranks of a host agree if each agrees with these. A rank
-// writes first and reads then, so of two the later one sees both calls, whatever
-// the operations wait for, and no message is needed.
+// Board is where a rank writes its calls. The ranks before and after it on its host read them.
+// All ranks of a host agree if each agrees with these. A rank writes first and reads then, so of
+// two the later one sees both calls, whatever the operations wait for, and no message is needed.
 type Board struct {
 	own   *region.Region
 	peers []boardOf // where they can be read

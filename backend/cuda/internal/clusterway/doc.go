@@ -1,6 +1,6 @@
-// Package clusterway has the collectives of device tensors in groups whose ranks form several
-// clusters, such as hosts: inside a cluster by kernels, between clusters over the network, and inside
-// again. The three stages overlap (decision 34).
+// Package clusterway has the collectives of device tensors in groups of several clusters, such as
+// hosts. They go inside each cluster by kernels, then between clusters over the network, and then
+// inside again. The three stages overlap (decision 34).
 //
 // # Stages
 //

@@ -62,11 +62,12 @@
 // all ones. It then has them, and fills them with ones again. So a tile needs no fence, and only words of 4 bytes have to
 // be written as a whole.
 //
-// Floats that are all ones are changed to another NaN. Other dtypes may have any bits. There a tile with a
-// word of all ones gets a key: all its words are XORed with it. The key is the first one of a fixed row that leaves no word all
-// ones; the row is longer than a tile. A fixed word takes the place of the first word. The key and the first word go to the
-// slot's place for a key. A tile that begins with the fixed word gets a key too. So who takes a tile that begins with it
-// waits for a key. Then it changes the tile back, and fills the place of the key with ones.
+// Floats that are all ones are changed to another NaN. Other dtypes may have any bits. There a tile with a word of
+// all ones gets a key: all its words are XORed with it. The key is the first one of a fixed row that leaves no word
+// all ones; the row is longer than a tile. A fixed word takes the place of the first word. The key and the first word
+// go to the slot's place for a key. A tile that begins with the fixed word gets a key too. So a rank waits for a key
+// before it takes a tile that begins with that word. Then it changes the tile back, and fills the place of the key
+// with ones.
 //
 // A push may overwrite a slot only when the peer has emptied it. A channel keeps {cur,
 // prev}, the tiles before this call and before the last one. Tile t may be pushed if
@@ -125,8 +126,8 @@
 // With more ranks the same holds for any operator, in a call of two shots, also a broadcast. A rank that gets no results
 // counts as open. If a rank is not open, results go through the rings.
 //
-// The tests have a model of the protocol, with ranks of any pace and stores that overtake
-// each other, and show that each rule is needed.
+// The tests have a model of the protocol, with ranks of any pace and stores that overtake each
+// other. They show that each rule is needed.
 //
 // Block i waits only for the peers' blocks i, so blocks need not all run at the same time.
 //

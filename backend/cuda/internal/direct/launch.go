@@ -188,8 +188,8 @@ type Options struct {
 	// to other kernels, and make large calls slower.
 	Blocks int
 
-	// Limit is how long a kernel may wait for a peer; 0 means 10 minutes. It is what is left
-	// if nobody calls Abort, so it should be longer than the group's own timeout.
+	// Limit is how long a kernel may wait for a peer; 0 means 10 minutes. It ends a kernel if
+	// nobody calls Abort, so it should be longer than the group's own timeout.
 	Limit time.Duration
 
 	// DTypes are those whose kernels New loads. Nil means all that have kernels.

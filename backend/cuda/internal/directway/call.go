@@ -23,9 +23,9 @@ import (
 
 // Call is one operation that is direct work. The Work is part of it.
 //
-// Its commands are on one stream: the caller's, if the call is part of one (InStream), else the
-// group's own. The kernel tells the host that it has ended. Where commands come after it, an event does.
-// Who waits asks for that, so no goroutine has to be woken. A timer asks for operations that nobody
+// Its commands are on one stream: the caller's, if the call is part of one (InStream), else the group's
+// own. The kernel tells the host that it has ended. Where commands come after it, an event does. The
+// waiter asks for that itself, so no goroutine has to be woken. A timer asks for operations that nobody
 // waits for.
 //
 // An operation that ends with its kernel has an event only where one is needed. That is before the

@@ -149,8 +149,8 @@ func (d *Group) opened() {
 	}
 }
 
-// connect makes this rank's window and kernels, and opens the other ranks' memory. It returns why
-// that is not possible, which is the same on all ranks, or an error that ends the group.
+// connect makes this rank's window and kernels, and opens the other ranks' memory. If that is not
+// possible it returns why; all ranks return the same. An error ends the group.
 func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 	b := d.B
 	tell := func(why error, more []byte) (reason error, all [][]byte, err error) { return d.hear(q, why, more) }

@@ -185,8 +185,8 @@ func (b *Engine) SetTimeout(d time.Duration) {
 	b.timeout.Store(int64(d))
 }
 
-// Shutdown waits until what was issued has ended, then closes the backend. When ctx ends first,
-// Close ends what is left, and the error wraps that of ctx.
+// Shutdown waits until what was issued has ended, then closes the backend. If ctx ends first,
+// Close ends the rest, and the error wraps that of ctx.
 func (b *Engine) Shutdown(ctx context.Context) error {
 	called := b.called(ctx)
 	b.Mu.Lock()
@@ -253,7 +253,7 @@ func (b *Engine) Close() error {
 	err = errors.Join(err, b.Board.Close())
 	stuck := b.stuck(CloseLimit)
 	if stuck > 0 {
-		// What comes after something that does not end goes on without it.
+		// Operations behind one that does not end go on without it.
 		b.Tracker.GiveUp()
 		b.gaveUp = true
 		stuck = b.stuck(Linger)

@@ -98,8 +98,7 @@ func (e *aborted) Error() string { return fmt.Sprintf("%v: %v", work.ErrAborted,
 
 func (e *aborted) Unwrap() []error { return []error{work.ErrAborted, e.cause} }
 
-// Fail ends the group: err is what operations of this rank end with, cause what
-// the other ranks are told.
+// Fail ends the group. Operations of this rank end with err, and the other ranks are told cause.
 func (b *Engine) Fail(err, cause error) {
 	if b.alone {
 		return

@@ -183,8 +183,8 @@ func (f *feed) fits(s driver.Stream) bool {
 	return true
 }
 
-// room makes sure that there is room for another command of who has so many. Each of
-// the host's turns takes two more: a stream waits for it, and tells the host of its end.
+// room makes sure that an operation with so many commands has room for another one. Each of the
+// host's turns takes two more: a stream waits for it, and tells the host of its end.
 func (f *feed) room(n int) bool {
 	if f.err == nil && n+2*max(f.turns, f.relays) >= f.limit {
 		f.part()
@@ -192,8 +192,7 @@ func (f *feed) room(n int) bool {
 	return f.err == nil
 }
 
-// part enqueues what is in the batch, waits until there is room for another part, and
-// begins that.
+// part enqueues the batch, waits until there is room for another part, and begins that.
 func (f *feed) part() {
 	o := f.o
 	p, err := f.batch.Run()

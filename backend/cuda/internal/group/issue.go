@@ -169,9 +169,8 @@ func (b *Engine) Admit(ctx context.Context, op work.OpType, timeout time.Duratio
 	return info, timeout, nil
 }
 
-// Enter tells the other ranks of this host what the collective is that comes next. If
-// they call something else the group ends, on all ranks and at once. The caller holds
-// B.calls.
+// Enter tells the other ranks of this host which collective comes next. If they call something
+// else the group ends, on all ranks and at once. The caller holds B.calls.
 func (b *Engine) Enter(ctx context.Context, info work.Info, c board.Call) error {
 	if s := place.StreamsOf(ctx); s != nil {
 		c.Beside = s.Beside
@@ -195,8 +194,8 @@ func (b *Engine) Issued(w *work.Work) {
 	b.collectives++
 }
 
-// launch gives an operation that was admitted to the streams. An error means that
-// it has not been issued; what goes wrong on the streams is the operation's.
+// launch gives an operation that was admitted to the streams. An error means that it has not been
+// issued. Later errors, on the streams, are the operation's.
 func (b *Engine) launch(o *Operation, result []*tensor.Tensor) error {
 	if o.err == nil {
 		if err := o.stage(); err != nil {

@@ -57,9 +57,9 @@ type shared struct {
 	number uint64 // of the operation, among those that go through the exchange
 	parts  int    // into how many a rank's share of a chunk is cut
 
-	// direct: the device's streams copy to the exchange and from there. Otherwise this
-	// rank's host does. It copies tensors that are not contiguous, and several tensors. It
-	// copies tensors on another device than the first, because that one's streams do not
+	// direct: the device's streams copy to the exchange and from there. Otherwise this rank's
+	// host does. It copies tensors that are not contiguous, and several tensors. It copies
+	// tensors on another device than the first, because the streams of the other device do not
 	// count in order. It copies all if the memory could not be page-locked.
 	direct bool
 	atOnce bool // one kernel is all that the device does
@@ -168,8 +168,7 @@ func (s *shared) stage(o *Operation) {
 // commands returns how many commands a stream gets.
 func (s *shared) commands() int { return 3*s.chunks + 4 }
 
-// enqueue gives the streams all that they will do, while the host begins with what
-// is there.
+// enqueue gives the streams all their commands, while the host begins with the first chunks.
 func (s *shared) enqueue(o *Operation, wrong bool) {
 	defer func() {
 		s.ended.Store(true)
@@ -408,8 +407,8 @@ func (s *shared) combined(c uint64, o hostshm.Asker) error {
 			return err
 		}
 	}
-	// Some of what was combined may not be what its rank gave, if that rank's streams
-	// go on by themselves. Why they do is on its way.
+	// Some of the combined elements may not be those of their rank, if that rank's streams go on
+	// by themselves. Why they do is on its way.
 	for w := (hostshm.Watch{}); x.Failed(); {
 		if err := w.Poll(o); err != nil {
 			return err

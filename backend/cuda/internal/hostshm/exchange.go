@@ -408,9 +408,9 @@ var CrewOf = func(cpus int) int { return min(cpus-spareCPUs, mostCrew) }
 // usableCPUs returns how many CPUs this process may use at a time.
 func usableCPUs() int { return min(runtime.NumCPU(), runtime.GOMAXPROCS(0)) }
 
-// Arrival is what all that counts arrivals writes, so that they are counted in order.
-// The kernels count on another stream than the copies do; that is the one on which both
-// count what was taken.
+// Arrival is the word that all counters of arrivals write, so that they count in order. The
+// kernels count on another stream than the copies do; that is the one on which both count what
+// was taken.
 func (x *Exchange) Arrival() driver.Access {
 	return driver.Writes(x.WordPtr(WordArrived, x.Rank)+exchangeLine/2, 4)
 }

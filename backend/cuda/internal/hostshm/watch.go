@@ -15,8 +15,8 @@ const (
 	// thread takes 5 to 50 us.
 	LingerFor = 200 * time.Microsecond
 
-	// askEvery is how often who polls asks whether to go on; every so many times
-	// that, the driver.
+	// A waiter asks each askEvery whether to go on. After every askDriver of these questions it
+	// also asks the driver.
 	askEvery  = 100 * time.Microsecond
 	askDriver = 50
 )

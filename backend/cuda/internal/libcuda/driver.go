@@ -157,7 +157,7 @@ func (d *Driver) forget(c closer) {
 	d.mu.Unlock()
 }
 
-// Close closes what was not closed, and returns what that was; then it gives the
+// Close closes all that was left open, and returns an error that lists it. Then it gives the
 // contexts back.
 func (d *Driver) Close() error {
 	if d.closed.Swap(true) {

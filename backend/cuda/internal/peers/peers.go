@@ -1,5 +1,5 @@
-// Package peers counts who needs that a device of this process reaches another one. Access between
-// devices belongs to the process; its last user takes it back.
+// Package peers counts the users of each connection from one device of this process to another
+// one. Access between devices belongs to the process; its last user takes it back.
 package peers
 
 import (

@@ -78,7 +78,7 @@ func spans(shape, strides []int, offset, es int) (lo, hi int, runs []Span) {
 	slices.SortFunc(axes, func(a, b axis) int { return cmp.Compare(a.stride, b.stride) })
 	run := 1
 	for len(axes) > 0 && axes[0].stride <= run {
-		// Inputs may overlap; what they take is one run all the same.
+		// Inputs may overlap. The bytes of overlapping inputs are one run.
 		run = max(run, (axes[0].n-1)*axes[0].stride+run)
 		axes = axes[1:]
 	}

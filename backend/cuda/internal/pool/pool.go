@@ -10,12 +10,12 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 )
 
-// Underway counts the operations of this process that devices may be at. To free
-// memory, or to make it, CUDA may wait until a device has nothing to do, and holds a
-// lock of the process meanwhile. An operation that waits for another rank may need
-// that lock to go on. So pools free nothing while the count is not zero, whichever
-// group the operations are of. An operation that has failed counts until its streams
-// have gone on; one that they still hold up when its group is closed counts for good.
+// Underway counts the operations of this process that devices may be at. To free memory, or to
+// make it, CUDA may wait until a device has nothing to do, and holds a lock of the process
+// meanwhile. An operation that waits for another rank may need that lock to go on. So pools free
+// nothing while the count is not zero, whichever group the operations are of. An operation that
+// has failed counts until its streams have gone on. If they have not when its group is closed, it
+// counts for good.
 var Underway atomic.Int64
 
 // Pool is memory that operations take turns to use: device memory, or page-locked
@@ -91,8 +91,8 @@ func (p *Pool[M]) Get(dev, n int) (m M, err error) {
 	return p.make(dev, 1<<k.class)
 }
 
-// Put gives memory back that nothing uses any more. It frees nothing: the caller is
-// who ends operations, and others wait for that.
+// Put gives memory back that nothing uses any more. It frees nothing, because the caller ends
+// operations and others wait for that.
 func (p *Pool[M]) Put(dev int, m M) {
 	k := poolKey{dev, Class(m.Len())}
 	p.mu.Lock()

@@ -18,7 +18,7 @@ const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 // it, however the processes end. All bytes are there from the start, so that a lack
 // of memory is an error here and no bus error later.
 func createShared(id string, n int) (*SharedMemory, error) {
-	// Who makes a file that is too large gets a signal.
+	// A process that makes a file too large gets a signal.
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &l); err != nil {
 		return nil, fmt.Errorf("limit of file sizes: %w", err)

@@ -35,8 +35,8 @@ const (
 // Everyone is for memory that all peers are to write.
 const Everyone = -1
 
-// Registry is a rank's registered memory, and what it has mapped of the others'. Its methods may be called
-// from one goroutine at a time.
+// Registry has a rank's registered memory, and its mappings of the other ranks' memory. Its methods may be
+// called from one goroutine at a time.
 type Registry struct {
 	w     *window.Window
 	pages []*region.Region // of the ranks

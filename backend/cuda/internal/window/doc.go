@@ -17,10 +17,10 @@
 //
 // # What is in a window
 //
-// A rank's device memory holds, for each other rank, a ring of [Options.Depth] slots for
-// each of [Options.Channels] channels. Only that rank pushes into it, and only the owner
-// takes what has come. A slot has room for SlotBytes of data, and KeyBytes for a
-// key. A free slot holds ones only. The first slots of all channels lie side by side, then their second ones. Beside the rings are:
+// A rank's device memory holds, for each other rank, a ring of [Options.Depth] slots for each of [Options.Channels]
+// channels. Only that rank pushes data into it, and only the owner takes data out. A slot has room for SlotBytes of
+// data, and KeyBytes for a key. A free slot holds ones only. The first slots of all channels lie side by side, then
+// their second ones. Beside the rings are:
 //
 //   - credits: per channel and rank, how many tiles that rank has taken. That rank writes it.
 //   - state: per channel, the tiles before and after the last call. Behind them, per rank, how many parts of a

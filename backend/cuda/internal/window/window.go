@@ -162,7 +162,7 @@ type Own struct {
 	Host          driver.Ptr // the abort word; the report and the number of the last call that has ended come after it
 }
 
-// Peer is what a rank's kernels use of another rank's memory: what is there for this rank.
+// Peer is the part of another rank's memory that is for this rank's kernels.
 type Peer struct {
 	Slots, Keys, Credit driver.Ptr
 }
@@ -636,10 +636,9 @@ func (w *Window) Detach() error {
 	return errors.Join(append(errs, w.disable())...)
 }
 
-// Close detaches, and frees the rank's own memory. All ranks must have detached: what they
-// still write would go to memory that is somebody else's. A rank that cannot know that,
-// because a peer does not answer, keeps the memory and only detaches. Close may be called
-// more than once.
+// Close detaches, and frees the rank's own memory. All ranks must have detached: later writes
+// would go to memory of somebody else. A rank that cannot know that, because a peer does not
+// answer, keeps the memory and only detaches. Close may be called more than once.
 func (w *Window) Close() error {
 	err := w.Detach()
 	w.closed = true

@@ -51,8 +51,8 @@ func All() map[string]sim.Kernel {
 	return all
 }
 
-// write writes b to those of two places that are there. What a kernel reads and
-// what it writes are not in each other's way as long as it reads first.
+// write writes b to those of two places that are there. A kernel may write the memory that it
+// reads, as long as it reads first.
 func write(k *sim.Run, b []byte, out, push driver.Ptr) {
 	for _, p := range []driver.Ptr{out, push} {
 		if p != 0 {

@@ -44,7 +44,7 @@ func (l *Leg) Writes(t *tensor.Tensor) {
 // onHost reports whether the leg's tensors are in CPU memory.
 func (l *Leg) onHost() bool { return l.hostSrc != nil || len(l.hostDst) > 0 }
 
-// from is a leg that is only read. to is one that is only written. both is one that is read and
+// From is a leg that is only read. To is one that is only written. Both is one that is read and
 // written.
 func From(t *tensor.Tensor) Leg {
 	l := Leg{N: t.Len(), DType: t.DType()}

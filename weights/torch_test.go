@@ -3,6 +3,7 @@ package weights
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"flag"
 	"hash/crc32"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -68,26 +70,83 @@ model["w"] = torch.randn(n).bfloat16()
 p.publish(5, model.items())
 `
 
-// TestTorch has PyTorch publish to two receivers: all elements, 1 % of them, none, all again. Then it
-// is killed in an update. Changed elements are found by compiled C and by PyTorch's operations.
-func TestTorch(t *testing.T) {
-	for name, compiler := range map[string]string{"compiled": "cc", "operations": ""} {
+// stalled has receivers that read nothing: 12 that are late, and the same 12 in an update.
+const stalled = `
+import json, socket, sys, time
+sys.path.insert(0, "torch")
+import torch, weights_publisher as w
+p = w.Publisher(compiler=sys.argv[1], timeout=1)
+params = [("big", torch.zeros(64 << 20, dtype=torch.uint8))]
+p.publish(1, params)
+stalled = []
+for _ in range(12):
+    stalled.append(socket.create_connection(p.address))
+    stalled[-1].sendall(w.HEADER.pack(b"c10w", w.HELLO, 0, w.PROTOCOL, 0, 0))
+while len(p) + len(p.dropped) < len(stalled):
+    time.sleep(0.001)
+time.sleep(0.2)  # one of them has the turn, and the others wait for it
+begun = time.monotonic()
+used, _ = p.publish(2, params)
+print(json.dumps({"used": used, "dropped": len(p.dropped), "seconds": time.monotonic() - begun}))
+`
+
+// TestTorchStalledReceivers: an update waits for the timeout of one late receiver and of one other, not of one after the
+// other.
+func TestTorchStalledReceivers(t *testing.T) {
+	requireTorch(t)
+	for name, compiler := range compilers {
 		t.Run(name, func(t *testing.T) {
-			if _, err := exec.LookPath("cc"); compiler != "" && err != nil {
-				t.Skip("needs a C compiler: ", err)
+			requireCompiler(t, compiler)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, *python, "-c", stalled, compiler)
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			out, err := cmd.Output()
+			require.NoError(t, err, &stderr)
+			var said struct {
+				Used, Dropped int
+				Seconds       float64
 			}
-			testTorch(t, compiler)
+			require.NoError(t, json.Unmarshal(out, &said), "%s", out)
+			require.Zero(t, said.Used)
+			require.Equal(t, 12, said.Dropped)
+			require.Less(t, said.Seconds, 6.0)
 		})
 	}
 }
 
-func testTorch(t *testing.T, compiler string) {
+// compilers are the ways in which the publisher finds changed elements: in C, and with PyTorch's operations.
+var compilers = map[string]string{"compiled": "cc", "operations": ""}
+
+func requireCompiler(t *testing.T, compiler string) {
+	if _, err := exec.LookPath("cc"); compiler != "" && err != nil {
+		t.Skip("needs a C compiler: ", err)
+	}
+}
+
+func requireTorch(t *testing.T) {
 	if err := exec.Command(*python, "-c", "import torch").Run(); err != nil {
 		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
 			t.Fatalf("PyTorch is required: %s -c 'import torch': %v", *python, err)
 		}
 		t.Skipf("needs PyTorch (Debian: python3-torch): %s -c 'import torch': %v", *python, err)
 	}
+}
+
+// TestTorch has PyTorch publish to two receivers: all elements, 1 % of them, none, all again. Then it
+// is killed in an update. Changed elements are found by compiled C and by PyTorch's operations.
+func TestTorch(t *testing.T) {
+	for name, compiler := range compilers {
+		t.Run(name, func(t *testing.T) {
+			requireCompiler(t, compiler)
+			testTorch(t, compiler)
+		})
+	}
+}
+
+func testTorch(t *testing.T, compiler string) {
+	requireTorch(t)
 	cmd := exec.Command(*python, "-c", trainer, compiler)
 	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
 	var stderr bytes.Buffer

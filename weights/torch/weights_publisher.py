@@ -9,6 +9,7 @@ PyTorch 1.13 or later, nothing else. The package's documentation describes the b
 """
 import collections
 import concurrent.futures
+import contextlib
 import ctypes
 import errno
 import math
@@ -30,6 +31,7 @@ PROTOCOL = 2
 HEADER = struct.Struct("<4s5I")
 STRANGERS = 64  # connections that have not said hello yet
 UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+SENDERS = 32  # receivers that one bucket is sent to at a time
 BLOCK = 1 << 14  # bytes that a checksum adds up
 
 # The function encode makes the frames of some buckets in one call, so that threads seldom wait for each other. For a delta
@@ -295,7 +297,9 @@ def _send(sock, parts, native=None):
 
 
 def _address(part):
-    """Returns where a writable memoryview begins."""
+    """Returns where bytes or a writable memoryview begin."""
+    if isinstance(part, bytes):
+        return ctypes.cast(part, ctypes.c_void_p).value
     return ctypes.addressof(ctypes.c_char.from_buffer(part)) if len(part) else 0
 
 
@@ -398,7 +402,10 @@ class Publisher:
         self._memories = []  # of _encode_native
         self._step = max(1, min(4, (16 << 20) // bucket))  # a task encodes so many deltas
         self._pool = concurrent.futures.ThreadPoolExecutor(self.threads)
+        self._senders = concurrent.futures.ThreadPoolExecutor(SENDERS)
         self._turn = threading.Lock()
+        self._late = threading.Lock()  # of late receivers one is served at a time
+        self._updates, self._calm = 0, threading.Condition()  # updates that have the turn or wait for it
         self._list = threading.Lock()
         self._receivers = []
         self._closed = False
@@ -420,6 +427,7 @@ class Publisher:
                 r.sock.close()
             self._receivers = []
         self._pool.shutdown(wait=False)
+        self._senders.shutdown(wait=False)
 
     def _accept(self):
         while not self._closed:
@@ -459,8 +467,8 @@ class Publisher:
             self._receivers.append(r)
         i, begun, digest = 0, 0, 0
         try:
-            while True:  # others have their turn between buckets
-                with self._turn:
+            while True:  # others have their turn between buckets, an update first
+                with self._late, self._between_updates():
                     begun = begun or self.version
                     if not begun or self.version != begun or r.version:
                         return  # the next update serves it
@@ -476,6 +484,27 @@ class Publisher:
                 i += 1
         except OSError as e:
             self._drop(r, e)
+
+    @contextlib.contextmanager
+    def _between_updates(self):
+        """The turn of a late receiver. An update waits for one of them, not for one after the other."""
+        with self._calm:
+            self._calm.wait_for(lambda: not self._updates)
+        with self._turn:
+            yield
+
+    @contextlib.contextmanager
+    def _in_update(self):
+        """The turn of an update."""
+        with self._calm:
+            self._updates += 1
+        try:
+            with self._turn:
+                yield
+        finally:
+            with self._calm:
+                self._updates -= 1
+                self._calm.notify_all()
 
     def _drop(self, r, why):
         r.sock.close()
@@ -632,7 +661,7 @@ class Publisher:
         named = [x for n, t in named_tensors for x in self._named(n, t)]
         params = [_bytes_of(t) for _, t, _ in named]
         layout = [(n, dtype, tuple(t.shape)) for n, t, dtype in named]
-        with self._turn:
+        with self._in_update():
             if self._closed or version <= self.last:
                 raise ValueError("weights: closed, or version %d is not after %d" % (version, self.last))
             if layout != self.layout:
@@ -657,18 +686,21 @@ class Publisher:
             self.version = version
             with self._list:
                 alive = [r for r in receivers if r in self._receivers]
-            return sum(self._acknowledged(r, version) for r in alive), sent
+            return sum(self._each(lambda r: self._acknowledged(r, version), alive)), sent
 
     def _update(self, receivers, fresh, begun, buckets, version):
         alive = list(receivers)
 
         def each(parts_of, native=None):
-            for r in list(alive):
+            def send(r):
                 try:
                     _send(r.sock, parts_of(r), native)
                 except OSError as e:
-                    alive.remove(r)
                     self._drop(r, e)
+                    return False
+                return True
+
+            alive[:] = [r for r, sent in zip(alive, self._each(send, alive)) if sent]
 
         each(lambda r: [begun[id(r)]])
         total = 2 * HEADER.size + 16 + 12
@@ -682,6 +714,12 @@ class Publisher:
             total += sum(map(len, parts[0]))
         each(lambda r: [_frame(FINISH, struct.pack("<QI", version, r.digest))])
         return total
+
+    def _each(self, f, receivers):
+        """Returns the results of f, which may block, for some receivers: of all at the same time, if there are several."""
+        if len(receivers) < 2:
+            return [f(r) for r in receivers]
+        return list(self._senders.map(f, receivers))
 
     def _acknowledged(self, r, version):
         try:

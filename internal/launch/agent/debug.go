@@ -37,7 +37,7 @@ type pages struct {
 	mu    sync.Mutex
 	ranks map[int]*rank  // of this node, by rank
 	about map[int]string // what other nodes have said of their ranks
-	asked []string       // keys of answers that came too late, or not at all
+	asked []string       // keys of questions that are over, and of answers that came too late, or not at all
 }
 
 // maxSocket is the longest path of a socket on every system.
@@ -211,7 +211,7 @@ func (p *pages) askLocal(ctx context.Context, local int, form url.Values) (debug
 // question is what node 0 asks another node's agent, and reply what that answers.
 type (
 	question struct {
-		Key    string        `json:"key"` // of the reply
+		Key    string        `json:"key"` // of the reply; see openKey
 		Rank   int           `json:"rank"`
 		Form   url.Values    `json:"form,omitempty"`
 		Within time.Duration `json:"within"`
@@ -222,6 +222,10 @@ type (
 		About  string       `json:"about,omitempty"`
 	}
 )
+
+// openKey is there as long as node 0 waits for a reply. An agent that was stopped finds questions of which node 0
+// knows nothing any more.
+func (q *question) openKey() string { return q.Key + "/open" }
 
 // pagesKey says that a node answers questions, and is the queue of these.
 func pagesKey(node int) string { return "debug/node/" + strconv.Itoa(node) }
@@ -239,7 +243,9 @@ func (p *pages) askNode(ctx context.Context, rank int, form url.Values) (debug.A
 	p.asked = nil
 	p.mu.Unlock()
 	for _, key := range old {
-		st.Delete(ctx, key)
+		if _, err := st.Delete(ctx, key); err != nil {
+			p.forget(key)
+		}
 	}
 	if ok, err := st.Check(ctx, pagesKey(node)); err != nil {
 		return debug.Answer{}, fmt.Errorf("the agents' store does not answer: %w", err)
@@ -250,19 +256,26 @@ func (p *pages) askNode(ctx context.Context, rank int, form url.Values) (debug.A
 	q := question{Key: "debug/reply/" + rand.Text(), Rank: rank, Form: form, Within: time.Until(until)}
 	text, err := json.Marshal(q)
 	if err == nil {
+		err = st.Set(ctx, q.openKey(), []byte("1"))
+	}
+	if err == nil {
 		err = st.QueuePush(ctx, pagesKey(node), text)
 	}
 	if err == nil {
 		text, err = st.Get(ctx, q.Key)
 	}
 	if err != nil {
+		p.forget(q.Key, q.openKey())
 		p.mu.Lock()
-		p.asked = append(p.asked, q.Key)
 		p.about[rank] = ""
 		p.mu.Unlock()
 		return debug.Answer{}, fmt.Errorf("c10d run of node %d does not answer", node)
 	}
-	st.Delete(ctx, q.Key)
+	for _, key := range []string{q.Key, q.openKey()} {
+		if _, err := st.Delete(ctx, key); err != nil {
+			p.forget(key)
+		}
+	}
 	var x reply
 	if err := json.Unmarshal(text, &x); err != nil {
 		return debug.Answer{}, err
@@ -274,6 +287,13 @@ func (p *pages) askNode(ctx context.Context, rank int, form url.Values) (debug.A
 		return x.Answer, errors.New(x.Error)
 	}
 	return x.Answer, nil
+}
+
+// forget has the next question delete keys.
+func (p *pages) forget(keys ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked = append(p.asked, keys...)
 }
 
 // answerAll answers node 0's questions until ctx ends.
@@ -296,6 +316,9 @@ func (p *pages) answer(ctx context.Context, q question) {
 	defer cancel()
 	inner, stop := context.WithTimeout(ctx, q.Within-q.Within/margin)
 	defer stop()
+	if open, err := p.agent.nodes.Check(ctx, q.openKey()); err != nil || !open {
+		return
+	}
 	var x reply
 	var err error
 	if x.Answer, err = p.askLocal(inner, q.Rank-p.agent.base, q.Form); err != nil {

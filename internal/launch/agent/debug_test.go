@@ -18,6 +18,7 @@ import (
 
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/trace"
 	"github.com/c10d-go/c10d/trace/debug"
 )
@@ -130,6 +131,39 @@ func TestPageOfOneNode(t *testing.T) {
 		_, s := jobPage(t, url, nil)
 		require.Equal(t, "c10d run of node 1 has no -debug", s.Ranks[1].Error)
 	})
+}
+
+// TestForgottenQuestions: an agent that was stopped does not answer the questions that node 0 has given up. Nobody
+// would delete the answers.
+func TestForgottenQuestions(t *testing.T) {
+	nodes := store.NewHash()
+	defer nodes.Close()
+	of := func(node int) *pages {
+		a := &agent{Job: Job{Procs: 1, NodeRank: node}, nodes: nodes, base: node, size: 2, procs: []int{1, 1}}
+		return &pages{agent: a, dir: t.TempDir(), ranks: make(map[int]*rank), about: make(map[int]string)}
+	}
+	asks, answers := of(0), of(1)
+	require.NoError(t, nodes.Set(t.Context(), pagesKey(1), nil))
+	for range 20 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		_, err := asks.ask(ctx, 1, nil)
+		cancel()
+		require.Error(t, err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	answers.loop.Go(func() { answers.answerAll(ctx) })
+	defer answers.loop.Wait()
+	defer stop()
+	for until := time.Now().Add(time.Minute); ; {
+		_, err := asks.ask(t.Context(), 1, nil)
+		require.ErrorContains(t, err, "it has no page")
+		n, err := nodes.NumKeys(t.Context())
+		require.NoError(t, err)
+		if n == 1 { // that of the node
+			return
+		}
+		require.True(t, time.Now().Before(until), "%d keys", n)
+	}
 }
 
 // TestPageWithSecret: the page of a job with a secret has a token of its own, in a file.

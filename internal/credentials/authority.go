@@ -83,7 +83,13 @@ const skew = 5 * time.Minute
 // Issue makes or replaces the certificate and the key of a process in a directory. The certificate is
 // valid for hosts, which are names and addresses, and until a time. Processes that use the files
 // read them again.
+//
+// Nobody accepts a certificate after its authority has expired, so until may not be later than that.
 func (a *Authority) Issue(dir, name string, hosts []string, until time.Time) error {
+	if until.After(a.cert.NotAfter) {
+		return fmt.Errorf("the authority in %s is valid until %s, and the certificate would be until %s: choose a shorter time, or make a new authority in another directory",
+			dir, a.cert.NotAfter.Local().Format(time.DateTime), until.Local().Format(time.DateTime))
+	}
 	c := &x509.Certificate{
 		Subject: pkix.Name{CommonName: name}, NotBefore: earlier(time.Now(), until).Add(-skew), NotAfter: until,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: bothSides,

@@ -1070,7 +1070,7 @@ func TestRunUsage(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range []string{"help", "-h", "help run", "run -h", "help store", "help version", "version", "--version", "help completion"} {
+	for _, args := range []string{"help", "help help", "-h", "help run", "run -h", "help store", "help version", "version", "--version", "help completion"} {
 		var out, errs bytes.Buffer
 		require.Zero(t, dispatch(stdio{nil, &out, &errs}, strings.Fields(args)), args)
 		require.Empty(t, errs.String(), args)

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/signal"
 	"runtime"
 	"slices"
@@ -132,7 +131,7 @@ func (f *faultFlags) run(std stdio) (int, error) {
 		}
 		return 0, err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
 	defer stop()
 	cases := f.cases()
 	fmt.Fprintf(std.err, "%d cases, -seed %d\n", len(cases), f.seed)
@@ -206,7 +205,7 @@ func (f *faultFlags) run(std stdio) (int, error) {
 
 // tryAll runs trials.
 func (f *faultFlags) tryAll(std stdio) (int, error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
 	defer stop()
 	var trials []faults.Trial
 	for i := range f.trials {

@@ -171,6 +171,12 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		if err := b.complete(); err != nil {
 			return 0, err
 		}
+		if _, err := tensor.ParseDType(b.dtype); err != nil {
+			return 0, usagef("-dtype: %v", err)
+		}
+		if _, err := backend.ParseReduceOp(b.reduce); err != nil {
+			return 0, usagef("-reduce: %v", err)
+		}
 		given := map[string]bool{}
 		b.command = "c10d bench"
 		fs.Visit(func(f *flag.Flag) {

@@ -175,6 +175,8 @@ func TestBenchFlags(t *testing.T) {
 		`unexpected argument "more"`: {"more"},
 		"no such file":               {"-load", "/nowhere/records"},
 		"empty part":                 {"-op", "all_reduce,,reduce"},
+		"-dtype: tensor: unknown":    {"-world", "2", "-dtype", "nothing"},
+		"-reduce: reduce: unknown":   {"-world", "2", "-reduce", "nothing"},
 		"-json is for records":       {"-json", "-load", "x", "-bars", "y"},
 	} {
 		var out, errs bytes.Buffer

@@ -1206,3 +1206,29 @@ func toil(path string) error {
 		time.Sleep(time.Millisecond)
 	}
 }
+
+// TestStoreWithoutReader: a store whose output nobody reads any more goes on.
+func TestStoreWithoutReader(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(self, "store", "-listen", "127.0.0.1:0", "-json", "-stats", "1ms")
+	cmd.Env = append(os.Environ(), "C10D_TEST=c10d", "RANK=")
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	line, err := bufio.NewReader(out).ReadBytes('\n')
+	require.NoError(t, err)
+	var listening struct{ Addr string }
+	require.NoError(t, json.Unmarshal(line, &listening))
+	require.NoError(t, out.Close())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s, err := tcp.New(ctx, listening.Addr, tcp.Options{WorldSize: 1})
+	require.NoError(t, err)
+	defer s.Close()
+	for begun := time.Now(); time.Since(begun) < 100*time.Millisecond; { // statistics are due all the time
+		require.NoError(t, s.Set(ctx, "k", nil))
+	}
+}

@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"bytes"
 	"cmp"
+	"compress/gzip"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -21,6 +23,7 @@ import (
 
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/trace/debug"
 )
 
@@ -43,7 +46,8 @@ type pages struct {
 // maxSocket is the longest path of a socket on every system.
 const maxSocket = 90
 
-// maxAnswer bounds the answer of a rank. The largest is the goroutines of a big program.
+// maxAnswer bounds the answer of a rank. The largest is the goroutines of a big program, which are cut. Between
+// nodes it goes compressed, because a value of the agents' store has at most 8 MiB.
 const maxAnswer = 16 << 20
 
 // startPages begins to answer questions about the ranks.
@@ -200,12 +204,34 @@ func (p *pages) askLocal(ctx context.Context, local int, form url.Values) (debug
 		return debug.Answer{}, errNoAnswer
 	}
 	defer got.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(got.Body, maxAnswer))
-	if err == nil && got.StatusCode != http.StatusOK {
-		err = errors.New(strings.TrimSpace(string(text)))
-	}
 	_, disposition, _ := mime.ParseMediaType(got.Header.Get("Content-Disposition"))
-	return debug.Answer{Type: got.Header.Get("Content-Type"), Name: disposition["filename"], Body: text}, err
+	name := disposition["filename"]
+	text, err := io.ReadAll(io.LimitReader(got.Body, maxAnswer+1))
+	switch {
+	case err == nil && got.StatusCode != http.StatusOK:
+		err = errors.New(strings.TrimSpace(string(text)))
+	case len(text) > maxAnswer && name != "":
+		return debug.Answer{}, fmt.Errorf("its file %s has more than %d MiB", name, maxAnswer>>20)
+	}
+	return debug.Answer{Type: got.Header.Get("Content-Type"), Name: name, Body: text[:min(len(text), maxAnswer)]}, err
+}
+
+// packed compresses the body of an answer.
+func packed(body []byte) []byte {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, _ = w.Write(body) // a Buffer takes everything
+	_ = w.Close()
+	return b.Bytes()
+}
+
+// unpacked is the inverse of packed.
+func unpacked(text []byte) ([]byte, error) {
+	r, err := gzip.NewReader(bytes.NewReader(text))
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(io.LimitReader(r, maxAnswer))
 }
 
 // question is what node 0 asks another node's agent, and reply what that answers.
@@ -217,7 +243,7 @@ type (
 		Within time.Duration `json:"within"`
 	}
 	reply struct {
-		Answer debug.Answer `json:"answer"`
+		Answer debug.Answer `json:"answer"` // its body is packed
 		Error  string       `json:"error,omitempty"`
 		About  string       `json:"about,omitempty"`
 	}
@@ -280,6 +306,9 @@ func (p *pages) askNode(ctx context.Context, rank int, form url.Values) (debug.A
 	if err := json.Unmarshal(text, &x); err != nil {
 		return debug.Answer{}, err
 	}
+	if x.Answer.Body, err = unpacked(x.Answer.Body); err != nil {
+		return debug.Answer{}, fmt.Errorf("the answer of node %d: %w", node, err)
+	}
 	p.mu.Lock()
 	p.about[rank] = x.About
 	p.mu.Unlock()
@@ -324,9 +353,23 @@ func (p *pages) answer(ctx context.Context, q question) {
 	if x.Answer, err = p.askLocal(inner, q.Rank-p.agent.base, q.Form); err != nil {
 		x.Error, x.About = cmp.Or(err.Error(), "no answer"), p.aboutRank(q.Rank)
 	}
-	if text, err := json.Marshal(x); err == nil && ctx.Err() == nil {
-		_ = p.agent.nodes.Set(ctx, q.Key, text) // node 0 then says that this node does not answer
+	x.Answer.Body = packed(x.Answer.Body)
+	if ctx.Err() != nil {
+		return
 	}
+	err = p.reply(ctx, q, x)
+	if errors.Is(err, store.ErrTooLarge) {
+		// If this fails, node 0 says that this node does not answer.
+		_ = p.reply(ctx, q, reply{Answer: debug.Answer{Body: packed(nil)}, Error: "its answer is too large: " + err.Error()})
+	}
+}
+
+func (p *pages) reply(ctx context.Context, q question, x reply) error {
+	text, err := json.Marshal(x)
+	if err != nil {
+		return err
+	}
+	return p.agent.nodes.Set(ctx, q.Key, text)
 }
 
 // nodeOf returns the node of a rank.

@@ -133,10 +133,11 @@ func issue(dir, name string, a *Authority, template *x509.Certificate) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(
-		replace(keyFile(dir, name), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600),
-		replace(certFile(dir, name), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}), 0o644),
-	)
+	// If the key cannot be replaced, the old certificate still fits it.
+	if err := replace(keyFile(dir, name), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600); err != nil {
+		return err
+	}
+	return replace(certFile(dir, name), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}), 0o644)
 }
 
 // replace writes a file so that a reader sees either the last content or all of the new one.

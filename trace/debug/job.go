@@ -226,8 +226,13 @@ func (s *JobStatus) number() {
 // judge finds the ranks that others wait for.
 func (s *JobStatus) judge() {
 	var files []*trace.File
+	var off []int // ranks whose operations nobody knows
 	for i := range s.Ranks {
-		if st := s.Ranks[i].Status; st != nil {
+		switch st := s.Ranks[i].Status; {
+		case st == nil:
+		case st.State == stateOff:
+			off = append(off, i)
+		default:
 			files = append(files, st.file())
 		}
 	}
@@ -243,6 +248,16 @@ func (s *JobStatus) judge() {
 			s.Level, s.Text = levelWaiting, "No page of "+ranksText(lost)+"."
 			s.Why = append(s.Why, s.aboutLost()...)
 		}
+	}
+	if len(off) > 0 {
+		verb := " records no operations."
+		if len(off) > 1 {
+			verb = " record no operations."
+		}
+		s.Why = append(s.Why, upper(ranksText(off))+verb)
+	}
+	if len(files) == 0 && s.Level == levelOK {
+		s.Text = "No rank records operations."
 	}
 	for _, r := range s.Late {
 		if r >= 0 && r < len(s.Ranks) {
@@ -356,7 +371,10 @@ func (s *JobStatus) judgeCollectives() bool {
 	case stuck.Differ != "":
 		s.Text = what + " has different calls: " + stuck.Differ + "."
 	default:
-		s.Text = what + " takes long. Every rank has called it."
+		s.Text = what + " takes long. Every rank that records operations has called it."
+		if len(s.Merge.Missing) == 0 {
+			s.Text = what + " takes long. Every rank has called it."
+		}
 	}
 	for _, r := range stuck.missing {
 		s.Why = append(s.Why, s.whyLate(r, stuck.Group, stuck.Number))

@@ -131,10 +131,10 @@ func (g *Group) route(backend string, op work.OpType, bytes int64) string {
 }
 
 // Label names the group in metrics: by its description, or by its name without the epoch if it has none. So new
-// epochs begin no new series.
+// epochs begin no new series. It is valid UTF-8, which metrics need.
 func (g *Group) Label() string {
 	name, _, _ := strings.Cut(g.Name, "@")
-	return cmp.Or(g.Description, name)
+	return strings.ToValidUTF8(cmp.Or(g.Description, name), "\uFFFD")
 }
 
 // Load is what the groups of one Label have under way.

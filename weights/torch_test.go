@@ -7,9 +7,12 @@ import (
 	"encoding/json"
 	"flag"
 	"hash/crc32"
+	"io"
 	"math"
+	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -125,15 +128,6 @@ func requireCompiler(t *testing.T, compiler string) {
 	}
 }
 
-func requireTorch(t *testing.T) {
-	if err := exec.Command(*python, "-c", "import torch").Run(); err != nil {
-		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
-			t.Fatalf("PyTorch is required: %s -c 'import torch': %v", *python, err)
-		}
-		t.Skipf("needs PyTorch (Debian: python3-torch): %s -c 'import torch': %v", *python, err)
-	}
-}
-
 // TestTorch has PyTorch publish to two receivers: all elements, 1 % of them, none, all again. Then it
 // is killed in an update. Changed elements are found by compiled C and by PyTorch's operations.
 func TestTorch(t *testing.T) {
@@ -229,6 +223,114 @@ func testTorch(t *testing.T, compiler string) {
 		require.Eventually(t, func() bool { return r.Status().Err != nil }, patience, 1e6)
 		check(r)
 		require.Greater(t, r.Status().Bytes, int64(full+full/4), "it had half of version 5")
+	}
+}
+
+// publisher runs a publisher in PyTorch with a timeout of half a second, and returns its address and its output. The
+// script goes on with the publisher as p.
+func publisher(t *testing.T, script string) (addr string, out *bufio.Reader) {
+	t.Helper()
+	requireTorch(t)
+	cmd := exec.Command(*python, "-c", `
+import sys, time
+sys.path.insert(0, "torch")
+import torch, weights_publisher as w
+p = w.Publisher(timeout=0.5, compiler="")
+print("%s:%d" % p.address, flush=True)
+`+script+`
+sys.stdin.readline()
+`)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	pipe, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		in.Close()
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	out = bufio.NewReader(pipe)
+	line, err := out.ReadString('\n')
+	require.NoError(t, err, &stderr)
+	return strings.TrimSpace(line), out
+}
+
+// TestTorchSlowHello: a stranger that sends its hello byte by byte is closed after the publisher's timeout, and does
+// not keep a place.
+func TestTorchSlowHello(t *testing.T) {
+	addr, _ := publisher(t, "")
+	c, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	defer c.Close()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		io.Copy(io.Discard, c)
+	}()
+	hello := header{kind: kindHello, count: protocol}.withPayload(make([]byte, maxName))
+	next := time.NewTicker(100 * time.Millisecond)
+	defer next.Stop()
+	for _, b := range hello[:300] {
+		select {
+		case <-closed:
+			return
+		case <-next.C:
+			c.Write([]byte{b})
+		}
+	}
+	t.Error("it may take 30 s for its hello")
+}
+
+// TestTorchOtherAcknowledgements: a receiver that acknowledges another version again and again holds an update up for
+// no longer than the publisher's timeout.
+func TestTorchOtherAcknowledgements(t *testing.T) {
+	addr, out := publisher(t, `
+while len(p) < 1:
+    time.sleep(0.001)
+used, _ = p.publish(1, [("w", torch.zeros(4))])
+print("published to", used, flush=True)
+`)
+	c, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = c.Write(header{kind: kindHello, count: protocol}.withPayload([]byte("other")))
+	require.NoError(t, err)
+	published := make(chan string, 1)
+	go func() {
+		line, _ := out.ReadString('\n')
+		published <- line
+	}()
+	flood := make(chan struct{})
+	go func() {
+		defer close(flood)
+		many := bytes.Repeat(header{kind: kindAck}.withPayload(make([]byte, 8)), 100)
+		for err := error(nil); err == nil; {
+			_, err = c.Write(many)
+		}
+	}()
+	defer func() {
+		c.Close()
+		<-flood
+	}()
+	select {
+	case line := <-published:
+		require.Equal(t, "published to 0\n", line)
+	case <-time.After(30 * time.Second):
+		t.Error("the update waits for 30 s")
+	}
+}
+
+// requireTorch skips a test that has no PyTorch.
+func requireTorch(t *testing.T) {
+	t.Helper()
+	if err := exec.Command(*python, "-c", "import torch").Run(); err != nil {
+		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
+			t.Fatalf("PyTorch is required: %s -c 'import torch': %v", *python, err)
+		}
+		t.Skipf("needs PyTorch (Debian: python3-torch): %s -c 'import torch': %v", *python, err)
 	}
 }
 

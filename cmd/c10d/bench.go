@@ -59,6 +59,7 @@ type bench struct {
 	sumsGiven bool
 	bars      string
 	clusters  clusterSpec
+	command   string // the program with its flags, for a table
 }
 
 // list is a flag of several words, with commas between them or given again.
@@ -170,8 +171,20 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		if err := b.complete(); err != nil {
 			return 0, err
 		}
+		if _, err := tensor.ParseDType(b.dtype); err != nil {
+			return 0, usagef("-dtype: %v", err)
+		}
+		if _, err := backend.ParseReduceOp(b.reduce); err != nil {
+			return 0, usagef("-reduce: %v", err)
+		}
 		given := map[string]bool{}
-		fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+		b.command = "c10d bench"
+		fs.Visit(func(f *flag.Flag) {
+			given[f.Name] = true
+			if f.Name != "init" && f.Name != "progress" { // the URL of a store may have a password
+				b.command += " -" + f.Name + "=" + f.Value.String()
+			}
+		})
 		b.sumsGiven = given["sums"]
 		for _, name := range []string{"work", "broadcast", "chunk", "slots", "stream"} {
 			if given[name] && b.device.onCPU() && b.clusters.devices == "" {
@@ -261,6 +274,9 @@ func (b *bench) complete() error {
 		case slices.Contains(b.ops, sparseOp) || slices.Contains(b.ops, "barrier"):
 			return usagef("-clusters is for operations on dense tensors, not for %s", &b.ops)
 		}
+	}
+	if b.json && (b.bars != "" || b.tune != "") {
+		return usagef("-json is for records: -bars and -tune print text")
 	}
 	if b.bars != "" && len(b.load) == 0 && b.world > 0 {
 		return usagef("-bars measures nothing: leave out -world %d", b.world)
@@ -420,6 +436,9 @@ func (b *bench) sizesOf(op string) []int {
 	var sizes []int
 	for size := int(b.begin); size <= int(b.end); size = max(size*b.factor, 1) {
 		sizes = append(sizes, size)
+		if size > int(b.end)/b.factor {
+			break // the product may be no int
+		}
 	}
 	return sizes
 }

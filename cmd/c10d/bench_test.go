@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -81,6 +82,7 @@ func TestBenchTune(t *testing.T) {
 	table, err := choice.Load(file)
 	require.NoError(t, err)
 	require.Contains(t, table.Command(), "c10d bench")
+	require.Contains(t, table.Command(), "-sizes=64,4K")
 	found := map[string]bool{}
 	for _, r := range table.Rows() {
 		require.Equal(t, "tcp", r.Wire)
@@ -92,6 +94,38 @@ func TestBenchTune(t *testing.T) {
 	p = start(t, []string{"C10D_TABLE=" + file}, "doctor", "-world", "2", "-wire", "tcp", "-links=false")
 	require.Zero(t, p.wait(), p.stderr.String())
 	require.Contains(t, p.output(), "broadcast")
+}
+
+// TestBenchTuneKeepsItsWork: sizes whose blocks are equally large are measured once, and a file that cannot be
+// written does not lose the table.
+func TestBenchTuneKeepsItsWork(t *testing.T) {
+	p := start(t, nil, "bench", "-world", "2", "-tune", filepath.Join(t.TempDir(), "missing", "table"), "-op", "all_gather_into_tensor", "-sizes", "64,65", "-n", "3", "-repeat", "1")
+	require.NotZero(t, p.wait())
+	require.Contains(t, p.stderr.String(), "no such file or directory: the table is on standard output instead")
+	table, err := choice.Parse(strings.NewReader(p.output()))
+	require.NoError(t, err)
+	for _, r := range table.Rows() {
+		require.EqualValues(t, 32, r.Bytes)
+	}
+	require.NotEmpty(t, table.Rows())
+}
+
+// TestBenchTuneHidesTheStore: the table does not have the URL of the store, which may have a password.
+func TestBenchTuneHidesTheStore(t *testing.T) {
+	dir := t.TempDir()
+	file, store := filepath.Join(dir, "table"), filepath.Join(dir, "correct-horse")
+	var ranks []*program
+	for rank := range 2 {
+		ranks = append(ranks, start(t, nil, "bench", "-init", fmt.Sprintf("file://%s?rank=%d&world_size=2", store, rank),
+			"-tune", file, "-op", "broadcast", "-sizes", "64", "-n", "3", "-repeat", "1"))
+	}
+	for _, p := range ranks {
+		require.Zero(t, p.wait(), p.stderr.String())
+	}
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "-op=broadcast")
+	require.NotContains(t, string(text), "correct-horse")
 }
 
 // TestBenchFindsWrongResults lets one rank contribute what it should not.
@@ -127,6 +161,8 @@ func TestBenchSizes(t *testing.T) {
 	require.Error(t, b.sizes.Set("4,,8"))
 	zero := bench{tensors: coalesced, begin: 0, end: 4, factor: 2}
 	require.Equal(t, []int{0, 1, 2, 4}, zero.sizesOf("reduce"))
+	large := bench{tensors: coalesced, begin: 4, end: 8, factor: math.MaxInt/2 + 1} // four times that is 0
+	require.Equal(t, []int{4}, large.sizesOf("reduce"))
 }
 
 // TestBenchFlags holds what cannot be done to errors that say so.
@@ -139,6 +175,9 @@ func TestBenchFlags(t *testing.T) {
 		`unexpected argument "more"`: {"more"},
 		"no such file":               {"-load", "/nowhere/records"},
 		"empty part":                 {"-op", "all_reduce,,reduce"},
+		"-dtype: tensor: unknown":    {"-world", "2", "-dtype", "nothing"},
+		"-reduce: reduce: unknown":   {"-world", "2", "-reduce", "nothing"},
+		"-json is for records":       {"-json", "-load", "x", "-bars", "y"},
 	} {
 		var out, errs bytes.Buffer
 		require.NotZero(t, dispatch(stdio{out: &out, err: &errs}, append([]string{"bench"}, args...)))

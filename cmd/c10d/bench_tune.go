@@ -144,11 +144,16 @@ func (b *bench) tuneAll(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tens
 		// For each candidate algorithm, the sizes to measure.
 		var names []string
 		bySize := map[string][]choice.Row{}
+		seen := map[int64]bool{}
 		for _, size := range b.sizesOf(t.name) {
 			bytes := int64(size)
 			if t.blocks {
 				bytes /= int64(g.Size())
 			}
+			if seen[bytes] {
+				continue // blocks of several sizes can have the same bytes
+			}
+			seen[bytes] = true
 			for _, c := range tune.candidates(t.op, int64(size)) {
 				if bySize[c.String()] == nil {
 					names = append(names, c.String())
@@ -173,13 +178,14 @@ func (b *bench) tuneAll(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tens
 	if len(rows) == 0 {
 		return usagef("-tune: there is only one algorithm for -op %s over %s", &b.ops, tune.wire)
 	}
-	table, err := tune.catalog.NewTable("c10d "+strings.Join(os.Args[1:], " "), machine(g, at), rows)
+	table, err := tune.catalog.NewTable(b.command, machine(g, at), rows)
 	if err != nil {
 		return err
 	}
 	f, err := os.Create(b.tune)
 	if err != nil {
-		return err
+		_, printed := table.WriteTo(std.out)
+		return errors.Join(fmt.Errorf("%w: the table is on standard output instead", err), printed)
 	}
 	_, err = table.WriteTo(f)
 	if err = errors.Join(err, f.Close()); err != nil {

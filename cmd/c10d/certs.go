@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"net"
 	"strings"
 	"time"
 
@@ -39,6 +40,12 @@ func setupCerts(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 			return err
 		}
 		names := strings.FieldsFunc(*hosts, func(r rune) bool { return r == ',' || r == ' ' })
+		for i := range names {
+			names[i] = unbracketed(names[i])
+			if strings.ContainsAny(names[i], ":/") && net.ParseIP(names[i]) == nil {
+				return 0, usagef("-hosts: %q is neither a name nor an address: give hosts without ports", names[i])
+			}
+		}
 		switch {
 		case len(args) > 0:
 			return 0, usagef("unexpected argument %q", args[0])

@@ -19,6 +19,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/launch/agent"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
@@ -84,7 +85,8 @@ func (d *doctor) launch(std stdio, on *devices) (int, error) {
 	})
 }
 
-// runLocal runs a command of this program as every rank of a job on this host.
+// runLocal runs a command of this program as every rank of a job on this host. The environment may name files
+// that protect the job, as for other ranks.
 func runLocal(std stdio, ranks int, args []string) (int, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -96,7 +98,7 @@ func runLocal(std stdio, ranks int, args []string) (int, error) {
 	s, err := agent.Run(context.Background(), agent.Job{
 		Procs: ranks, Nodes: 1, Command: append([]string{self}, args...), NoPrefix: true, Grace: time.Second,
 		Stdout: std.out, Stderr: std.err, Guard: []string{self, "guard"}, Signals: signals,
-		Meeting: agent.DefaultMeeting, Logf: func(string, ...any) {},
+		Meeting: agent.DefaultMeeting, Logf: func(string, ...any) {}, Secrets: credentials.FromEnv(os.Getenv),
 	})
 	if err != nil {
 		return 1, err

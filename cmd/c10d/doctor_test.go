@@ -6,11 +6,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/credentials"
 )
 
 func TestDoctor(t *testing.T) {
@@ -42,6 +45,18 @@ func TestDoctor(t *testing.T) {
 	p = start(t, nil, "doctor", "-wire", "string")
 	require.Equal(t, 2, p.wait())
 	require.Contains(t, p.stderr.String(), `unknown wire "string"`)
+}
+
+// TestDoctorWithSecrets: local ranks use the files that the environment names, as other ranks do.
+func TestDoctorWithSecrets(t *testing.T) {
+	dir := t.TempDir()
+	secret, token := filepath.Join(dir, "secret"), filepath.Join(dir, "token")
+	for _, file := range []string{secret, token} {
+		require.NoError(t, credentials.WriteSecret(file))
+	}
+	p := start(t, []string{"C10D_TLS_SECRET=" + secret, "C10D_TOKEN_FILE=" + token}, "doctor", "-world", "2", "-links=false", "-device", "cpu", "-timeout", "20s")
+	require.Zero(t, p.wait(), p.stderr.String())
+	require.Contains(t, p.output(), "all ranks have it, and TLS")
 }
 
 // TestDoctorOnSeveralHosts has two hosts of two ranks, which are told what they are.

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/signal"
 	"runtime"
 	"slices"
@@ -132,9 +131,12 @@ func (f *faultFlags) run(std stdio) (int, error) {
 		}
 		return 0, err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
 	defer stop()
 	cases := f.cases()
+	if len(cases) == 0 {
+		return 0, usagef("no case is left by -wire %q, -fault %q, -op %q, -random %d and -python %q", f.wires, f.faults, f.ops, f.random, f.python)
+	}
 	fmt.Fprintf(std.err, "%d cases, -seed %d\n", len(cases), f.seed)
 	records := make([]*faults.Record, len(cases))
 	var mu sync.Mutex
@@ -206,7 +208,7 @@ func (f *faultFlags) run(std stdio) (int, error) {
 
 // tryAll runs trials.
 func (f *faultFlags) tryAll(std stdio) (int, error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
 	defer stop()
 	var trials []faults.Trial
 	for i := range f.trials {
@@ -215,6 +217,9 @@ func (f *faultFlags) tryAll(std stdio) (int, error) {
 				trials = append(trials, faults.RandomTrial(w, f.seed+uint64(i)))
 			}
 		}
+	}
+	if len(trials) == 0 {
+		return 0, usagef("no trial is left by -wire %q: PyTorch's ranks do not go on", f.wires)
 	}
 	fmt.Fprintf(std.err, "%d trials, -seed %d\n", len(trials), f.seed)
 	var mu sync.Mutex

@@ -20,6 +20,9 @@ func TestFaultsUsage(t *testing.T) {
 		{[]string{"-wire", "memory,udp"}, `-wire: "udp" picks none of: shared memory, native TCP, Gloo's wire, PyTorch gloo`},
 		{[]string{"-fault", "fire"}, `-fault: "fire" picks none of: SIGKILL, `},
 		{[]string{"-op", "all"}, `-op: "all" picks none of: all_reduce, `},
+		{[]string{"-wire", "pytorch", "-python", ""}, `no case is left by -wire "pytorch"`},
+		{[]string{"-wire", "pytorch", "-random", "3"}, "no case is left"},
+		{[]string{"-wire", "pytorch", "-trials", "3"}, "no trial is left"},
 	} {
 		var out, errs bytes.Buffer
 		require.Equal(t, exitUsage, dispatch(stdio{nil, &out, &errs}, append([]string{"faults"}, c.args...)), c.args)

@@ -237,7 +237,7 @@ func dispatch(std stdio, args []string) int {
 	name, rest := args[0], args[1:]
 	switch name {
 	case "help", "-h", "-help", "--help":
-		if len(rest) == 0 {
+		if len(rest) == 0 || rest[0] == "help" {
 			usage(std.out)
 			return 0
 		}

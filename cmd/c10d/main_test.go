@@ -1070,7 +1070,7 @@ func TestRunUsage(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range []string{"help", "-h", "help run", "run -h", "help store", "help version", "version", "--version", "help completion"} {
+	for _, args := range []string{"help", "help help", "-h", "help run", "run -h", "help store", "help version", "version", "--version", "help completion"} {
 		var out, errs bytes.Buffer
 		require.Zero(t, dispatch(stdio{nil, &out, &errs}, strings.Fields(args)), args)
 		require.Empty(t, errs.String(), args)
@@ -1204,5 +1204,31 @@ func toil(path string) error {
 			return nil
 		}
 		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestStoreWithoutReader: a store whose output nobody reads any more goes on.
+func TestStoreWithoutReader(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(self, "store", "-listen", "127.0.0.1:0", "-json", "-stats", "1ms")
+	cmd.Env = append(os.Environ(), "C10D_TEST=c10d", "RANK=")
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	line, err := bufio.NewReader(out).ReadBytes('\n')
+	require.NoError(t, err)
+	var listening struct{ Addr string }
+	require.NoError(t, json.Unmarshal(line, &listening))
+	require.NoError(t, out.Close())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	s, err := tcp.New(ctx, listening.Addr, tcp.Options{WorldSize: 1})
+	require.NoError(t, err)
+	defer s.Close()
+	for begun := time.Now(); time.Since(begun) < 100*time.Millisecond; { // statistics are due all the time
+		require.NoError(t, s.Set(ctx, "k", nil))
 	}
 }

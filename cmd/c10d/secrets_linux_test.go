@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/tls"
 	"fmt"
 	"net"
 	"os"
@@ -46,6 +47,25 @@ func TestRunTLS(t *testing.T) {
 	p = runRanks(t, "-n 4 -tls-dir "+certs, "env:RANK")
 	require.Equal(t, 1, p.wait())
 	require.Contains(t, p.stderr.String(), "rank3.pem: no such file")
+}
+
+// TestCertsHosts: hosts are names and addresses. A port would make a certificate that fits nobody.
+func TestCertsHosts(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "certs")
+	p := start(t, nil, "certs", "-dir", dir, "-hosts", "[::1],node1")
+	require.Zero(t, p.wait(), p.stderr.String())
+	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "rank0.pem"), filepath.Join(dir, "rank0-key.pem"))
+	require.NoError(t, err)
+	require.NoError(t, pair.Leaf.VerifyHostname("::1"))
+	require.NoError(t, pair.Leaf.VerifyHostname("node1"))
+	for _, host := range []string{"node1:29500", "127.0.0.1:29500", "https://node1"} {
+		p = start(t, nil, "certs", "-dir", dir, "-hosts", host)
+		require.Equal(t, exitUsage, p.wait())
+		require.Contains(t, p.stderr.String(), "give hosts without ports")
+	}
+	p = start(t, nil, "certs", "-dir", dir, "-valid", "200000h")
+	require.Equal(t, 1, p.wait())
+	require.Contains(t, p.stderr.String(), "choose a shorter time")
 }
 
 // TestSecretsAreShownNowhere looks for secrets in what other users and log files see of a job: command

@@ -325,6 +325,9 @@ func (s *simulation) series(ctx context.Context, op plan.Op, l *plan.Layout, f f
 				return err
 			}
 		}
+		if size > end/int64(s.factor) {
+			break // the product may be no int64
+		}
 	}
 	return nil
 }

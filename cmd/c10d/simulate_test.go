@@ -44,6 +44,12 @@ func TestSimulateJSON(t *testing.T) {
 	require.EqualValues(t, 7<<16, records["all_gather 64K 8"].Sent)
 }
 
+// TestSimulateLargeFactor: the size after the last one may be more than an integer holds.
+func TestSimulateLargeFactor(t *testing.T) {
+	out := simulateOutput(t, "-json -algorithm ring -ranks 4 -b 4 -e 8 -f 4611686018427387904")
+	require.Equal(t, 1, strings.Count(out, "\n"), out)
+}
+
 func TestSimulateTable(t *testing.T) {
 	out := simulateOutput(t, "-op all -ranks 6 -per-host 2,3 -b 1K -e 1K")
 	for _, op := range plan.Ops() {

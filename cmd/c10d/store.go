@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/c10d-go/c10d/internal/credentials"
@@ -48,6 +49,8 @@ func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		}
 		ctx, stop := signal.NotifyContext(context.Background(), endings()...)
 		defer stop()
+		signal.Ignore(syscall.SIGPIPE) // the store outlives who reads its statistics
+		defer signal.Reset(syscall.SIGPIPE)
 		server, err := tcp.Listen(ctx, *listen, o)
 		if err != nil {
 			return 1, err

@@ -59,7 +59,11 @@ func setupTrace(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	}
 }
 
+// writeChrome writes a trace to a file. It refuses to replace a dump: "-o /tmp/job/rank_*" names one.
 func writeChrome(name string, j *trace.Job) error {
+	if _, err := trace.ReadFile(name); err == nil {
+		return fmt.Errorf("-o: %s is a rank's dump: name another file for the trace", name)
+	}
 	f, err := os.Create(name)
 	if err != nil {
 		return err

@@ -56,6 +56,10 @@ func TestTrace(t *testing.T) {
 	require.Equal(t, 12, bytes.Count(text, []byte(`"name":"all_reduce"`)))
 
 	errs.Reset()
+	require.Equal(t, 1, dispatch(stdio{nil, &out, &errs}, append([]string{"trace", "-o"}, dumps...)), "rank 0's dump is the value of -o")
+	require.Contains(t, errs.String(), "rank_0 is a rank's dump: name another file")
+	require.Zero(t, dispatch(stdio{nil, &out, &errs}, append(args, dumps...)), "the dump is still there, and the last trace is replaced")
+	errs.Reset()
 	require.Equal(t, exitUsage, dispatch(stdio{nil, &out, &errs}, []string{"trace"}))
 	require.Contains(t, errs.String(), "no dumps: give the files of all ranks")
 	errs.Reset()

@@ -50,7 +50,7 @@ type Observer struct {
 	age      metric.Float64ObservableGauge
 	epoch    metric.Int64ObservableGauge
 	calls    metric.Float64Histogram
-	recorder atomic.Pointer[trace.Recorder] // of the first operation
+	recorder atomic.Pointer[trace.Recorder] // of the last operation
 
 	mu    sync.Mutex
 	known map[labels]metric.MeasurementOption
@@ -110,8 +110,8 @@ func (o *Observer) gauges(_ context.Context, to metric.Observer) error {
 
 // Called implements trace.Observer.
 func (o *Observer) Called(e trace.Event) {
-	if o.recorder.Load() == nil {
-		o.recorder.Store(e.Group().Recorder())
+	if r := e.Group().Recorder(); o.recorder.Load() != r {
+		o.recorder.Store(r)
 	}
 }
 

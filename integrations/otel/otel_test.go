@@ -76,6 +76,39 @@ func TestSpansAndMetrics(t *testing.T) {
 	require.Greater(t, gauges["c10d.pending.age"], 0.0)
 }
 
+// TestNextRecorder: a program that makes another group with another recorder has its gauges.
+func TestNextRecorder(t *testing.T) {
+	reader := sdkmetric.NewManualReader()
+	o, err := otel.New(nil, sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
+	require.NoError(t, err)
+	j := pgtest.NewJob(1)
+	defer j.Close()
+	options := j.Options()
+	options.Recorder = trace.New(trace.Options{})
+	plain, err := pg.New(t.Context(), j.Store, 0, 1, options)
+	require.NoError(t, err)
+	defer plain.Close()
+	b, err := plain.Backend(tensor.CPU)
+	require.NoError(t, err)
+	for epoch := range 2 {
+		g := trace.New(trace.Options{Observers: []trace.Observer{o}}).Join(trace.Member{Name: "0", Epoch: epoch, Ranks: []int{0}})
+		var call trace.Call
+		call.Begin(g, b, work.Barrier, nil, nil, -1, 0)
+		require.NoError(t, call.Blocked(func() error { return nil }))
+		var all metricdata.ResourceMetrics
+		require.NoError(t, reader.Collect(t.Context(), &all))
+		seen := false
+		for _, m := range all.ScopeMetrics[0].Metrics {
+			if d, ok := m.Data.(metricdata.Gauge[int64]); ok && m.Name == "c10d.epoch" {
+				require.EqualValues(t, epoch, d.DataPoints[0].Value)
+				seen = true
+			}
+		}
+		require.True(t, seen)
+		g.Leave()
+	}
+}
+
 // TestWithoutProviders: either part can be left out.
 func TestWithoutProviders(t *testing.T) {
 	o, err := otel.New(nil, nil)

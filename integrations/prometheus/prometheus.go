@@ -55,7 +55,7 @@ type Observer struct {
 	epoch      *prometheus.Desc
 	count      *prometheus.Desc
 	oldest     *prometheus.Desc
-	recorder   atomic.Pointer[trace.Recorder] // of the first operation
+	recorder   atomic.Pointer[trace.Recorder] // of the last operation
 
 	mu    sync.Mutex
 	known map[labels]*series
@@ -107,8 +107,8 @@ func New(r prometheus.Registerer) *Observer {
 
 // Called implements trace.Observer.
 func (o *Observer) Called(e trace.Event) {
-	if o.recorder.Load() == nil {
-		o.recorder.Store(e.Group().Recorder())
+	if r := e.Group().Recorder(); o.recorder.Load() != r {
+		o.recorder.Store(r)
 	}
 }
 

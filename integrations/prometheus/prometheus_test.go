@@ -114,6 +114,36 @@ func TestPending(t *testing.T) {
 	require.Equal(t, 3.0, value(t, registry, "c10d_epoch"))
 }
 
+// TestNextRecorder: a program that makes another group with another recorder has its gauges.
+func TestNextRecorder(t *testing.T) {
+	registry := client.NewRegistry()
+	o := prometheus.New(registry)
+	for epoch := range 2 {
+		r := trace.New(trace.Options{Observers: []trace.Observer{o}})
+		g := r.Join(trace.Member{Name: "0", Epoch: epoch, Ranks: []int{0}})
+		var c trace.Call
+		c.Begin(g, named{}, work.Barrier, nil, nil, -1, 0)
+		require.NoError(t, c.Blocked(func() error {
+			require.Equal(t, 1.0, value(t, registry, "c10d_pending_operations"))
+			return nil
+		}))
+		require.Equal(t, float64(epoch), value(t, registry, "c10d_epoch"))
+		g.Leave()
+	}
+}
+
+// TestDescription: a description may be any text.
+func TestDescription(t *testing.T) {
+	registry := client.NewPedanticRegistry()
+	r := trace.New(trace.Options{Observers: []trace.Observer{prometheus.New(registry)}})
+	g := r.Join(trace.Member{Name: "0", Description: "caf\xe9 \"1\"", Ranks: []int{0}})
+	var c trace.Call
+	c.Begin(g, named{}, work.Barrier, nil, nil, -1, 0)
+	require.NoError(t, c.Blocked(func() error { return nil }))
+	require.Equal(t, 1.0, value(t, registry, "c10d_operations_total"))
+	require.Zero(t, value(t, registry, "c10d_pending_operations"))
+}
+
 // value returns the sum of a metric's series.
 func value(t *testing.T, registry *client.Registry, name string) (sum float64) {
 	t.Helper()

@@ -83,7 +83,13 @@ const skew = 5 * time.Minute
 // Issue makes or replaces the certificate and the key of a process in a directory. The certificate is
 // valid for hosts, which are names and addresses, and until a time. Processes that use the files
 // read them again.
+//
+// Nobody accepts a certificate after its authority has expired, so until may not be later than that.
 func (a *Authority) Issue(dir, name string, hosts []string, until time.Time) error {
+	if until.After(a.cert.NotAfter) {
+		return fmt.Errorf("the authority in %s is valid until %s, and the certificate would be until %s: choose a shorter time, or make a new authority in another directory",
+			dir, a.cert.NotAfter.Local().Format(time.DateTime), until.Local().Format(time.DateTime))
+	}
 	c := &x509.Certificate{
 		Subject: pkix.Name{CommonName: name}, NotBefore: earlier(time.Now(), until).Add(-skew), NotAfter: until,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: bothSides,
@@ -127,10 +133,11 @@ func issue(dir, name string, a *Authority, template *x509.Certificate) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(
-		replace(keyFile(dir, name), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600),
-		replace(certFile(dir, name), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}), 0o644),
-	)
+	// If the key cannot be replaced, the old certificate still fits it.
+	if err := replace(keyFile(dir, name), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600); err != nil {
+		return err
+	}
+	return replace(certFile(dir, name), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}), 0o644)
 }
 
 // replace writes a file so that a reader sees either the last content or all of the new one.

@@ -219,6 +219,28 @@ func TestSecretFiles(t *testing.T) {
 	require.ErrorContains(t, err, "give either -tls-secret")
 }
 
+// A certificate that would outlive its authority is refused. It would end with it.
+func TestNoLongerThanTheAuthority(t *testing.T) {
+	dir := t.TempDir()
+	a, _, err := credentials.OpenAuthority(dir)
+	require.NoError(t, err)
+	err = a.Issue(dir, "rank0", []string{"127.0.0.1"}, time.Now().AddDate(11, 0, 0))
+	require.ErrorContains(t, err, "the authority in "+dir+" is valid until ")
+	require.NoFileExists(t, filepath.Join(dir, "rank0-key.pem"))
+	require.NoError(t, a.Issue(dir, "rank0", []string{"127.0.0.1"}, time.Now().AddDate(9, 0, 0)))
+}
+
+// If a key cannot be replaced, the last certificate stays with it.
+func TestRenewalFails(t *testing.T) {
+	dir := t.TempDir()
+	f := issued(t, dir, time.Hour, "127.0.0.1")
+	require.NoError(t, os.MkdirAll(f.Key+".new/occupied", 0o700))
+	a, _, err := credentials.OpenAuthority(dir)
+	require.NoError(t, err)
+	require.Error(t, a.Issue(dir, "rank0", []string{"127.0.0.1"}, time.Now().Add(2*time.Hour)))
+	load(t, f)
+}
+
 // A directory keeps its authority, and its keys are for this user only.
 func TestAuthority(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "certs")

@@ -380,6 +380,24 @@ func TestSocket(t *testing.T) {
 	require.Equal(t, "hello", text)
 }
 
+// TestSocketInUse: two processes with one path do not take each other's page.
+func TestSocketInUse(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "page")
+	first, err := debug.Serve("unix:"+path, hello, debug.Access{})
+	require.NoError(t, err)
+	defer first.Close()
+	second, err := debug.Serve("unix:"+path, http.NotFoundHandler(), debug.Access{})
+	if err == nil {
+		second.Close()
+	}
+	require.ErrorAs(t, err, new(*net.OpError))
+	_, text, err := ask(t, "http://rank/", &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}}, nil)
+	require.NoError(t, err)
+	require.Equal(t, "hello", text)
+}
+
 // TestBoundedConnections: a server has at most 64 connections, and closes further ones.
 func TestBoundedConnections(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{}, 100)

@@ -78,7 +78,7 @@ type JobRank struct {
 // Limits of the questions to the ranks.
 const (
 	askFor  = 2 * time.Second
-	dumpFor = 10 * time.Second
+	dumpFor = 10 * time.Second // without the time of a CPU profile
 	atOnce  = 32
 )
 
@@ -135,7 +135,7 @@ func (j *Job) show(w http.ResponseWriter, r *http.Request, rank int) {
 		http.Error(w, fmt.Sprintf("rank %d: %v", rank, err), http.StatusBadGateway)
 		return
 	}
-	s.Token = j.token
+	s.Rank, s.Token = rank, j.token // the launcher's number, in all epochs
 	if asJSON {
 		writeJSON(w, s)
 		return
@@ -226,8 +226,13 @@ func (s *JobStatus) number() {
 // judge finds the ranks that others wait for.
 func (s *JobStatus) judge() {
 	var files []*trace.File
+	var off []int // ranks whose operations nobody knows
 	for i := range s.Ranks {
-		if st := s.Ranks[i].Status; st != nil {
+		switch st := s.Ranks[i].Status; {
+		case st == nil:
+		case st.State == stateOff:
+			off = append(off, i)
+		default:
 			files = append(files, st.file())
 		}
 	}
@@ -243,6 +248,16 @@ func (s *JobStatus) judge() {
 			s.Level, s.Text = levelWaiting, "No page of "+ranksText(lost)+"."
 			s.Why = append(s.Why, s.aboutLost()...)
 		}
+	}
+	if len(off) > 0 {
+		verb := " records no operations."
+		if len(off) > 1 {
+			verb = " record no operations."
+		}
+		s.Why = append(s.Why, upper(ranksText(off))+verb)
+	}
+	if len(files) == 0 && s.Level == levelOK {
+		s.Text = "No rank records operations."
 	}
 	for _, r := range s.Late {
 		if r >= 0 && r < len(s.Ranks) {
@@ -295,17 +310,26 @@ func (s *JobStatus) oldest(group string, number int64) (age time.Duration, ranks
 	return age, ranks
 }
 
-func (s *JobStatus) judgeCollectives() bool {
+// stuckCall is a collective in which ranks wait.
+type stuckCall struct {
+	trace.Stuck
+	age     time.Duration
+	waiting []int // in it
+	missing []int // have not called it
+	late    []int // the same, and members without a status
+}
+
+// stuckCalls returns the collectives that have been pending for long.
+func (s *JobStatus) stuckCalls() (all []stuckCall) {
 	if s.Merge == nil {
-		return false
+		return nil
 	}
 	for _, stuck := range s.Merge.Stuck {
-		age, waiting := s.oldest(stuck.Group, stuck.Number)
-		if age < waitingAfter {
+		c := stuckCall{Stuck: stuck}
+		if c.age, c.waiting = s.oldest(stuck.Group, stuck.Number); c.age < waitingAfter {
 			continue
 		}
-		s.level(age)
-		what := fmt.Sprintf("%s, collective %d of %s,", stuck.Op, stuck.Number, s.groupText(stuck.Group))
+		c.missing = slices.DeleteFunc(slices.Clone(stuck.NotCalled), func(r int) bool { return s.hasCalled(r, stuck.Group, stuck.Number) })
 		var members []int
 		for i := range s.Ranks {
 			if st := s.Ranks[i].Status; st != nil {
@@ -317,31 +341,59 @@ func (s *JobStatus) judgeCollectives() bool {
 			}
 		}
 		lost := slices.DeleteFunc(s.unanswered(), func(r int) bool { return !slices.Contains(members, r) && !slices.Contains(members, -1) })
-		s.Late = append(slices.Clone(stuck.NotCalled), lost...)
-		slices.Sort(s.Late)
-		switch {
-		case len(s.Late) > 0:
-			s.Text = what + " waits for " + ranksText(s.Late) + "."
-		case stuck.Differ != "":
-			s.Text = what + " has different calls: " + stuck.Differ + "."
-		default:
+		c.late = append(slices.Clone(c.missing), lost...)
+		slices.Sort(c.late)
+		all = append(all, c)
+	}
+	return all
+}
+
+// judgeCollectives is for collectives that have been pending for long. A rank that is missing in one may itself
+// wait in another. A collective with a missing rank that waits in none is shown first.
+func (s *JobStatus) judgeCollectives() bool {
+	all := s.stuckCalls()
+	if len(all) == 0 {
+		return false
+	}
+	waits := func(r int) bool {
+		return slices.ContainsFunc(all, func(c stuckCall) bool { return slices.Contains(c.waiting, r) })
+	}
+	first := slices.IndexFunc(all, func(c stuckCall) bool {
+		return slices.ContainsFunc(c.late, func(r int) bool { return !waits(r) })
+	})
+	stuck := all[max(first, 0)]
+	s.level(stuck.age)
+	s.Late = stuck.late
+	what := fmt.Sprintf("%s, collective %d of %s,", stuck.Op, stuck.Number, s.groupText(stuck.Group))
+	switch {
+	case len(s.Late) > 0:
+		s.Text = what + " waits for " + ranksText(s.Late) + "."
+	case stuck.Differ != "":
+		s.Text = what + " has different calls: " + stuck.Differ + "."
+	default:
+		s.Text = what + " takes long. Every rank that records operations has called it."
+		if len(s.Merge.Missing) == 0 {
 			s.Text = what + " takes long. Every rank has called it."
 		}
-		for _, r := range stuck.NotCalled {
-			s.Why = append(s.Why, s.whyLate(r, stuck.Group, stuck.Number))
-		}
-		s.Why = append(s.Why, s.aboutLost()...)
-		if len(s.Late) > 0 && stuck.Differ != "" {
-			s.Why = append(s.Why, "Calls differ: "+stuck.Differ+".")
-		}
-		verb := " waits in it, for "
-		if len(waiting) > 1 {
-			verb = " wait in it, the first for "
-		}
-		s.Why = append(s.Why, upper(ranksText(waiting))+verb+ageText(age)+".")
-		return true
 	}
-	return false
+	for _, r := range stuck.missing {
+		s.Why = append(s.Why, s.whyLate(r, stuck.Group, stuck.Number))
+	}
+	s.Why = append(s.Why, s.aboutLost()...)
+	if len(s.Late) > 0 && stuck.Differ != "" {
+		s.Why = append(s.Why, "Calls differ: "+stuck.Differ+".")
+	}
+	verb := " waits in it, for "
+	if len(stuck.waiting) > 1 {
+		verb = " wait in it, the first for "
+	}
+	s.Why = append(s.Why, upper(ranksText(stuck.waiting))+verb+ageText(stuck.age)+".")
+	return true
+}
+
+// hasCalled reports whether a rank has called a collective, which its last operations may no longer show.
+func (s *JobStatus) hasCalled(rank int, group string, number int64) bool {
+	return slices.ContainsFunc(s.Ranks[rank].Status.Groups, func(g Group) bool { return g.Name == group && g.Collectives >= uint64(number) })
 }
 
 // whyLate says what a rank does that has not called a collective.
@@ -367,24 +419,34 @@ func (s *JobStatus) whyLate(rank int, group string, number int64) string {
 // judgeMeeting is for a job whose default group is not made on some ranks.
 func (s *JobStatus) judgeMeeting() bool {
 	var waiting []int
+	var warnings []string // the last one of each rank
 	for i := range s.Ranks {
-		if st := s.Ranks[i].Status; st != nil && len(st.Groups) == 0 && st.State != "" {
-			waiting = append(waiting, s.Ranks[i].Rank)
-			for _, l := range st.Log {
-				if l.Level == "WARN" {
-					s.level(stuckAfter)
-				}
+		st := s.Ranks[i].Status
+		if st == nil || len(st.Groups) > 0 || st.State == "" || st.State == stateOff || st.State == stateClosed {
+			continue
+		}
+		waiting = append(waiting, s.Ranks[i].Rank)
+		for _, l := range slices.Backward(st.Log) {
+			if l.Level == "WARN" {
+				warnings = append(warnings, fmt.Sprintf("Rank %d: %s", s.Ranks[i].Rank, l.Text))
+				break
 			}
 		}
 	}
 	lost := s.unanswered()
-	if len(waiting) == 0 || len(lost) == 0 {
+	if len(waiting) == 0 || len(lost)+len(warnings) == 0 {
 		return false
 	}
-	if s.Level == levelOK {
-		s.Level = levelWaiting
+	s.Level = levelWaiting
+	if len(warnings) > 0 {
+		s.Level = levelStuck
 	}
 	s.Late = lost
+	if len(lost) == 0 {
+		s.Text = upper(ranksText(waiting)) + " cannot make the default group. All ranks have a page."
+		s.Why = warnings
+		return true
+	}
 	s.Text = upper(ranksText(waiting)) + " cannot make the default group: no sign of " + ranksText(lost) + "."
 	s.Why = s.aboutLost()
 	return true
@@ -421,16 +483,28 @@ func (s *JobStatus) judgeMessages() bool {
 	return false
 }
 
+// failure returns the last operation if it has failed, and its group is still there. A group that has
+// gone on in another epoch is not.
+func (s *Status) failure() *Operation {
+	if len(s.Recent) == 0 {
+		return nil
+	}
+	o := &s.Recent[len(s.Recent)-1]
+	if o.State != "failed" || len(s.Groups) > 0 && !slices.ContainsFunc(s.Groups, func(g Group) bool { return g.Name == o.Group }) {
+		return nil
+	}
+	return o
+}
+
 // judgeFailures is for jobs in which the last operation of a rank has failed.
 func (s *JobStatus) judgeFailures() bool {
 	var first *Operation
 	for i := range s.Ranks {
 		st := s.Ranks[i].Status
-		if st == nil || len(st.Recent) == 0 {
+		if st == nil {
 			continue
 		}
-		o := &st.Recent[len(st.Recent)-1]
-		if o.State == "failed" && (first == nil || o.Called.Add(o.Took).Before(first.Called.Add(first.Took))) {
+		if o := st.failure(); o != nil && (first == nil || o.Called.Add(o.Took).Before(first.Called.Add(first.Took))) {
 			first = o
 			s.Text = fmt.Sprintf("%s failed on rank %d.", o.Op, s.Ranks[i].Rank)
 			s.Why = []string{o.Error}
@@ -530,8 +604,14 @@ func (j *Job) pass(w http.ResponseWriter, r *http.Request, rank int) {
 		if form.Get("do") == doDump {
 			form.Set("do", doDownload)
 		}
+		limit := dumpFor
+		if period, err := periodOf(form); err == nil && form.Get("do") == doCPU {
+			limit += period
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), limit)
+		defer cancel()
 		var a Answer
-		if a, err = j.options.Ask(r.Context(), rank, form); err == nil {
+		if a, err = j.options.Ask(ctx, rank, form); err == nil {
 			guardText(w)
 			if a.Name != "" {
 				attach(w, a.Name)

@@ -53,24 +53,56 @@ func TestVerdicts(t *testing.T) {
 	receiver.Groups[0].Probes = []backend.Probe{{Waits: []backend.Wait{{Why: []string{"rank 2 has not sent it (tag 7)"}}}}}
 	failed := rank(1, 2)
 	failed.Recent[1].State, failed.Recent[1].Error = "failed", "gloo: all_reduce: rank 2 is gone"
+	goneOn := rank(1, 2)
+	goneOn.Recent[1].State, goneOn.Recent[1].Error = "failed", "gloo: all_reduce: rank 2 is gone"
+	goneOn.Groups[0].Name, goneOn.Groups[0].Epoch = "0@1", 1
+	off := statusOf(t, debug.New(trace.Off, debug.Options{}))
+	left := trace.New(trace.Options{})
+	left.Join(trace.Member{Name: "0", Ranks: world}).Leave()
+	closed := statusOf(t, debug.New(left, debug.Options{}))
+	busy := rank(2, 3) // its last operations no longer have collective 3
+	busy.Recent = nil
+	for range 64 {
+		busy.Recent = append(busy.Recent, debug.Operation{Group: "1", Op: "send", P2P: true, Peer: 1, State: "done", Called: time.Now()})
+	}
+	outer := rank(0, 3, pending("all_reduce", 3, 4*time.Second)) // waits for rank 1, which waits for rank 2
+	outer.Groups[0].Ranks = []int{0, 1}
+	middle, inner := rank(1, 2), rank(2, 2)
+	middle.Groups[0].Ranks = []int{0, 1}
+	middle.Groups = append(middle.Groups, debug.Group{Name: "1", Ranks: []int{1, 2}, Collectives: 1})
+	middle.Pending = []debug.Operation{pending("all_gather", 1, 3*time.Second)}
+	middle.Pending[0].Group = "1"
+	inner.Groups = []debug.Group{{Name: "1", Rank: 1, Ranks: []int{1, 2}}}
+	inner.Recent = nil
+	warning := debug.Line{Level: "WARN", Text: "waiting for rank 1 to connect"}
 	for name, c := range map[string]struct {
 		ranks []*debug.Status // nil for one that does not answer
 		level string
 		late  []int
 		want  string // in text and details
 	}{
-		"nothing pending":    {[]*debug.Status{rank(0, 3), rank(1, 3), rank(2, 2)}, "ok", nil, "No operation has been pending"},
-		"not pending long":   {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 100*time.Millisecond)), rank(1, 2), rank(2, 2)}, "ok", nil, "No operation has been"},
-		"a rank is late":     {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 4*time.Second)), rank(1, 3, pending("all_reduce", 3, 3*time.Second)), rank(2, 2)}, "waiting", []int{2}, "Rank 2 has not called it: it has called 2 of 3 collectives. Its last operation, all_reduce, ended"},
-		"two are late":       {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 11*time.Second)), rank(1, 2), rank(2, 2)}, "stuck", []int{1, 2}, `all_reduce, collective 3 of group "0", waits for ranks 1-2.`},
-		"one is stopped":     {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 11*time.Second)), rank(1, 3, pending("all_reduce", 3, 11*time.Second)), nil}, "stuck", []int{2}, "Rank 2: process 9 is stopped (no answer)."},
-		"calls differ":       {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 2*time.Second)), rank(1, 3, pending("broadcast", 3, 2*time.Second)), rank(2, 3, pending("all_reduce", 3, 2*time.Second))}, "waiting", nil, "rank 0 called all_reduce, rank 1 broadcast"},
-		"all have called":    {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 2*time.Second)), rank(1, 3, pending("all_reduce", 3, 2*time.Second)), rank(2, 3)}, "waiting", nil, "takes long. Every rank has called it."},
-		"a receive":          {[]*debug.Status{rank(0, 0), receiver, rank(2, 0)}, "stuck", []int{2}, "recv of rank 1 in group \"0\" waits for rank 2, for 20.0 s. rank 2 has not sent it (tag 7)"},
-		"a failure":          {[]*debug.Status{rank(0, 2), failed, rank(2, 2)}, "stuck", nil, "all_reduce failed on rank 1. gloo: all_reduce: rank 2 is gone"},
-		"no default group":   {[]*debug.Status{meeting(0), meeting(1), nil}, "waiting", []int{2}, "Ranks 0-1 cannot make the default group: no sign of rank 2."},
-		"none for long":      {[]*debug.Status{meeting(0, debug.Line{Level: "WARN", Text: "waiting"}), meeting(1), nil}, "stuck", []int{2}, "cannot make the default group"},
-		"a rank has no page": {[]*debug.Status{rank(0, 2), rank(1, 2), nil}, "waiting", nil, "No page of rank 2. Rank 2: process 9 is stopped (no answer)."},
+		"nothing pending":        {[]*debug.Status{rank(0, 3), rank(1, 3), rank(2, 2)}, "ok", nil, "No operation has been pending"},
+		"not pending long":       {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 100*time.Millisecond)), rank(1, 2), rank(2, 2)}, "ok", nil, "No operation has been"},
+		"a rank is late":         {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 4*time.Second)), rank(1, 3, pending("all_reduce", 3, 3*time.Second)), rank(2, 2)}, "waiting", []int{2}, "Rank 2 has not called it: it has called 2 of 3 collectives. Its last operation, all_reduce, ended"},
+		"two are late":           {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 11*time.Second)), rank(1, 2), rank(2, 2)}, "stuck", []int{1, 2}, `all_reduce, collective 3 of group "0", waits for ranks 1-2.`},
+		"one is stopped":         {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 11*time.Second)), rank(1, 3, pending("all_reduce", 3, 11*time.Second)), nil}, "stuck", []int{2}, "Rank 2: process 9 is stopped (no answer)."},
+		"calls differ":           {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 2*time.Second)), rank(1, 3, pending("broadcast", 3, 2*time.Second)), rank(2, 3, pending("all_reduce", 3, 2*time.Second))}, "waiting", nil, "rank 0 called all_reduce, rank 1 broadcast"},
+		"all have called":        {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 2*time.Second)), rank(1, 3, pending("all_reduce", 3, 2*time.Second)), rank(2, 3)}, "waiting", nil, "takes long. Every rank has called it."},
+		"a receive":              {[]*debug.Status{rank(0, 0), receiver, rank(2, 0)}, "stuck", []int{2}, "recv of rank 1 in group \"0\" waits for rank 2, for 20.0 s. rank 2 has not sent it (tag 7)"},
+		"a failure":              {[]*debug.Status{rank(0, 2), failed, rank(2, 2)}, "stuck", nil, "all_reduce failed on rank 1. gloo: all_reduce: rank 2 is gone"},
+		"no default group":       {[]*debug.Status{meeting(0), meeting(1), nil}, "waiting", []int{2}, "Ranks 0-1 cannot make the default group: no sign of rank 2."},
+		"none for long":          {[]*debug.Status{meeting(0, debug.Line{Level: "WARN", Text: "waiting"}), meeting(1), nil}, "stuck", []int{2}, "cannot make the default group"},
+		"none, with all pages":   {[]*debug.Status{meeting(0, warning), meeting(1), meeting(2)}, "stuck", nil, "Ranks 0-2 cannot make the default group. All ranks have a page. Rank 0: waiting for rank 1 to connect"},
+		"a newcomer waits":       {[]*debug.Status{rank(0, 2), rank(1, 2), meeting(2, warning)}, "stuck", nil, "Rank 2 cannot make the default group."},
+		"nothing is recorded":    {[]*debug.Status{off, rank(1, 2), nil}, "waiting", nil, "No page of rank 2."},
+		"a recorder is off":      {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 4*time.Second)), off, rank(2, 2)}, "waiting", []int{2}, "waits for rank 2."},
+		"the others have called": {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 4*time.Second)), off, rank(2, 3)}, "waiting", nil, "Every rank that records operations has called it."},
+		"all recorders are off":  {[]*debug.Status{off, off, off}, "ok", nil, "No rank records operations. Ranks 0-2 record no operations."},
+		"groups are closed":      {[]*debug.Status{closed, rank(1, 2), nil}, "waiting", nil, "No page of rank 2."},
+		"a call long ago":        {[]*debug.Status{rank(0, 3, pending("reduce", 3, 4*time.Second)), rank(1, 2), busy}, "waiting", []int{1}, `collective 3 of group "0", waits for rank 1.`},
+		"who waits is not late":  {[]*debug.Status{outer, middle, inner}, "waiting", []int{2}, `all_gather, collective 1 of group "1", waits for rank 2.`},
+		"a failed epoch":         {[]*debug.Status{rank(0, 2), goneOn, rank(2, 2)}, "ok", nil, "No operation has been pending"},
+		"a rank has no page":     {[]*debug.Status{rank(0, 2), rank(1, 2), nil}, "waiting", nil, "No page of rank 2. Rank 2: process 9 is stopped (no answer)."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := debug.NewJob(debug.JobOptions{
@@ -130,6 +162,40 @@ func TestVerdictsOfEpochs(t *testing.T) {
 			require.Empty(t, s.Merge.Missing)
 		})
 	}
+}
+
+// TestRankOfEpochs: the page of a rank has the launcher's number after a change of members, too.
+func TestRankOfEpochs(t *testing.T) {
+	moved := rank(1, 2)
+	moved.Groups[0] = debug.Group{Name: "0@1", Epoch: 1, Rank: 1, Ranks: []int{0, 1}}
+	j := debug.NewJob(debug.JobOptions{Size: 3, Ask: func(context.Context, int, url.Values) (debug.Answer, error) {
+		text, err := json.Marshal(moved)
+		return debug.Answer{Body: text}, err
+	}})
+	require.Contains(t, get(t, j, "/?rank=2").Body.String(), "Rank 2 of 3")
+}
+
+// TestButtonsHaveTime: a rank has as long for a button as it takes, and not longer.
+func TestButtonsHaveTime(t *testing.T) {
+	var limit time.Duration
+	j := debug.NewJob(debug.JobOptions{Size: 1, Ask: func(ctx context.Context, _ int, form url.Values) (debug.Answer, error) {
+		if form == nil {
+			return debug.Answer{Body: []byte("{}")}, nil
+		}
+		until, ok := ctx.Deadline()
+		require.True(t, ok, "a rank that has stopped would be waited for without end")
+		limit = time.Until(until)
+		return debug.Answer{}, nil
+	}})
+	var s debug.JobStatus
+	require.NoError(t, json.Unmarshal(get(t, j, "/?format=json").Body.Bytes(), &s))
+	press := func(form url.Values) time.Duration {
+		form.Set("token", s.Token)
+		require.Equal(t, http.StatusOK, post(t, j, "/?rank=0", form).Code)
+		return limit
+	}
+	require.Greater(t, press(url.Values{"do": {"cpu"}, "seconds": {"60"}}), time.Minute)
+	require.Less(t, press(url.Values{"do": {"goroutines"}, "seconds": {"60"}}), time.Minute)
 }
 
 // gloo is a backend that has only a name.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"runtime/pprof"
 	"strconv"
 	"sync"
@@ -140,14 +141,10 @@ func (p *Page) rank() int {
 }
 
 func (p *Page) cpu(w http.ResponseWriter, r *http.Request) {
-	period := defaultPeriod
-	if text := r.PostForm.Get("seconds"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 1 || time.Duration(n)*time.Second > maxProfile {
-			http.Error(w, fmt.Sprintf("the field seconds is %q: it must be 1 to %.0f", text, maxProfile.Seconds()), http.StatusBadRequest)
-			return
-		}
-		period = time.Duration(n) * time.Second
+	period, err := periodOf(r.PostForm)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
 	}
 	if !p.profile.TryLock() {
 		http.Error(w, errProfile.Error(), http.StatusConflict)
@@ -168,6 +165,19 @@ func (p *Page) cpu(w http.ResponseWriter, r *http.Request) {
 	pprof.StopCPUProfile()
 	attach(w, fmt.Sprintf("rank_%d.cpu.pprof", p.rank()))
 	_, _ = w.Write(b.Bytes())
+}
+
+// periodOf returns for how long a CPU profile is taken.
+func periodOf(form url.Values) (time.Duration, error) {
+	text := form.Get("seconds")
+	if text == "" {
+		return defaultPeriod, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > int(maxProfile.Seconds()) {
+		return 0, fmt.Errorf("the field seconds is %q: it must be 1 to %.0f", text, maxProfile.Seconds())
+	}
+	return time.Duration(n) * time.Second, nil
 }
 
 var errProfile = errors.New("another CPU profile is being taken: try again when it has ended")

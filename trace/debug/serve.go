@@ -191,12 +191,13 @@ func (a Access) guard(h http.Handler, open bool) http.Handler {
 }
 
 // listenUnix listens on a socket that only this user can use. A socket that a process has left behind
-// is replaced.
+// is replaced. One on which somebody listens is in use.
 func listenUnix(path string) (net.Listener, error) {
-	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSocket != 0 {
-		_ = os.Remove(path)
-	}
 	ln, err := net.Listen("unix", path)
+	if err != nil && leftBehind(path) {
+		_ = os.Remove(path)
+		ln, err = net.Listen("unix", path)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -205,6 +206,19 @@ func listenUnix(path string) (net.Listener, error) {
 		return nil, err
 	}
 	return ln, nil
+}
+
+// leftBehind reports whether there is a socket on which nobody listens.
+func leftBehind(path string) bool {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode()&os.ModeSocket == 0 {
+		return false
+	}
+	c, err := net.Dial("unix", path)
+	if err == nil {
+		c.Close()
+	}
+	return err != nil
 }
 
 // bounded closes connections above a number.

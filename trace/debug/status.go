@@ -77,6 +77,12 @@ const (
 	probeEvery = time.Second
 )
 
+// States of a rank without groups that does not wait for others.
+const (
+	stateOff    = "operations are not recorded (trace.Off)"
+	stateClosed = "all groups are closed"
+)
+
 // statusOf returns what the recorder knows now.
 func (p *Page) statusOf() *Status {
 	r := p.recorder
@@ -94,9 +100,9 @@ func (p *Page) statusOf() *Status {
 	}
 	switch {
 	case r == trace.Off:
-		s.State = "operations are not recorded (trace.Off)"
+		s.State = stateOff
 	case len(groups) == 0 && r.Joined():
-		s.State = "all groups are closed"
+		s.State = stateClosed
 	case len(groups) == 0:
 		s.State = "the default group is not made yet: this rank waits for others"
 	}

@@ -95,11 +95,10 @@ func (x JobRank) Doing() string {
 		return "no operation yet"
 	}
 	o := st.Recent[len(st.Recent)-1]
-	text := "computes; its last operation was " + o.Op
-	if o.State == "failed" {
-		text = o.Op + " failed: " + o.Error
+	if st.failure() != nil {
+		return o.Op + " failed: " + o.Error
 	}
-	return text
+	return "computes; its last operation was " + o.Op
 }
 
 // For says for how long.
@@ -179,9 +178,10 @@ func (v *rankView) judge() {
 				}
 			}
 		}
-	case len(v.Recent) > 0 && v.Recent[len(v.Recent)-1].State == "failed":
-		o := v.Recent[len(v.Recent)-1]
-		v.Level, v.Text, v.Why = levelStuck, o.Op+" failed.", []string{o.Error}
+	default:
+		if o := v.failure(); o != nil {
+			v.Level, v.Text, v.Why = levelStuck, o.Op+" failed.", []string{o.Error}
+		}
 	}
 }
 

@@ -345,9 +345,13 @@ def _narrow(t):
     return codes.reshape(t.shape), scale.reshape([-1] + [1] * (t.dim() - 1))
 
 
-def _recv(sock, n):
+def _recv(sock, n, until):
     data = bytearray()
     while len(data) < n:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise socket.timeout("timed out")
+        sock.settimeout(left)  # a socket begins its timeout anew with each byte
         part = sock.recv(n - len(data))
         if not part:
             raise ConnectionError("the receiver closed the connection")
@@ -355,12 +359,12 @@ def _recv(sock, n):
     return bytes(data)
 
 
-def _read(sock):
-    """Reads a frame of a receiver: kind, count, payload."""
-    magic, kind, _, count, length, crc = HEADER.unpack(_recv(sock, HEADER.size))
+def _read(sock, until):
+    """Reads a frame of a receiver, which has until then: kind, count, payload. It changes the socket's timeout."""
+    magic, kind, _, count, length, crc = HEADER.unpack(_recv(sock, HEADER.size, until))
     if magic != b"c10w" or length > 1024:
         raise ConnectionError("the other side does not speak this protocol")
-    payload = _recv(sock, length)
+    payload = _recv(sock, length, until)
     if zlib.crc32(payload) != crc:  # it is shorter than a block
         raise ConnectionError("a frame has another checksum than was sent")
     return kind, count, payload
@@ -454,7 +458,8 @@ class Publisher:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
             if self.ssl is not None:
                 sock = self.ssl.wrap_socket(sock, server_side=True)
-            kind, count, name = _read(sock)
+            kind, count, name = _read(sock, time.monotonic() + self.timeout)
+            sock.settimeout(self.timeout)
             if kind != HELLO or count != PROTOCOL:
                 raise ConnectionError("no hello")
         except (OSError, ValueError):
@@ -723,13 +728,15 @@ class Publisher:
 
     def _acknowledged(self, r, version):
         try:
+            until = time.monotonic() + self.timeout  # also for one that acknowledges other versions
             while True:
-                kind, _, payload = _read(r.sock)
+                kind, _, payload = _read(r.sock, until)
                 if kind == REFUSE:
                     raise ConnectionError("it refused: " + payload.decode("utf-8", "replace"))
                 if kind != ACK or len(payload) != 8:
                     raise ConnectionError("the other side does not speak this protocol")
                 if struct.unpack("<Q", payload)[0] == version:
+                    r.sock.settimeout(self.timeout)
                     return True
         except OSError as e:
             self._drop(r, e)

@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"bytes"
 	"cmp"
+	"compress/gzip"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -21,6 +23,7 @@ import (
 
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/trace/debug"
 )
 
@@ -37,13 +40,14 @@ type pages struct {
 	mu    sync.Mutex
 	ranks map[int]*rank  // of this node, by rank
 	about map[int]string // what other nodes have said of their ranks
-	asked []string       // keys of answers that came too late, or not at all
+	asked []string       // keys of questions that are over, and of answers that came too late, or not at all
 }
 
 // maxSocket is the longest path of a socket on every system.
 const maxSocket = 90
 
-// maxAnswer bounds the answer of a rank. The largest is the goroutines of a big program.
+// maxAnswer bounds the answer of a rank. The largest is the goroutines of a big program, which are cut. Between
+// nodes it goes compressed, because a value of the agents' store has at most 8 MiB.
 const maxAnswer = 16 << 20
 
 // startPages begins to answer questions about the ranks.
@@ -200,28 +204,54 @@ func (p *pages) askLocal(ctx context.Context, local int, form url.Values) (debug
 		return debug.Answer{}, errNoAnswer
 	}
 	defer got.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(got.Body, maxAnswer))
-	if err == nil && got.StatusCode != http.StatusOK {
-		err = errors.New(strings.TrimSpace(string(text)))
-	}
 	_, disposition, _ := mime.ParseMediaType(got.Header.Get("Content-Disposition"))
-	return debug.Answer{Type: got.Header.Get("Content-Type"), Name: disposition["filename"], Body: text}, err
+	name := disposition["filename"]
+	text, err := io.ReadAll(io.LimitReader(got.Body, maxAnswer+1))
+	switch {
+	case err == nil && got.StatusCode != http.StatusOK:
+		err = errors.New(strings.TrimSpace(string(text)))
+	case len(text) > maxAnswer && name != "":
+		return debug.Answer{}, fmt.Errorf("its file %s has more than %d MiB", name, maxAnswer>>20)
+	}
+	return debug.Answer{Type: got.Header.Get("Content-Type"), Name: name, Body: text[:min(len(text), maxAnswer)]}, err
+}
+
+// packed compresses the body of an answer.
+func packed(body []byte) []byte {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, _ = w.Write(body) // a Buffer takes everything
+	_ = w.Close()
+	return b.Bytes()
+}
+
+// unpacked is the inverse of packed.
+func unpacked(text []byte) ([]byte, error) {
+	r, err := gzip.NewReader(bytes.NewReader(text))
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(io.LimitReader(r, maxAnswer))
 }
 
 // question is what node 0 asks another node's agent, and reply what that answers.
 type (
 	question struct {
-		Key    string        `json:"key"` // of the reply
+		Key    string        `json:"key"` // of the reply; see openKey
 		Rank   int           `json:"rank"`
 		Form   url.Values    `json:"form,omitempty"`
 		Within time.Duration `json:"within"`
 	}
 	reply struct {
-		Answer debug.Answer `json:"answer"`
+		Answer debug.Answer `json:"answer"` // its body is packed
 		Error  string       `json:"error,omitempty"`
 		About  string       `json:"about,omitempty"`
 	}
 )
+
+// openKey is there as long as node 0 waits for a reply. An agent that was stopped finds questions of which node 0
+// knows nothing any more.
+func (q *question) openKey() string { return q.Key + "/open" }
 
 // pagesKey says that a node answers questions, and is the queue of these.
 func pagesKey(node int) string { return "debug/node/" + strconv.Itoa(node) }
@@ -239,7 +269,9 @@ func (p *pages) askNode(ctx context.Context, rank int, form url.Values) (debug.A
 	p.asked = nil
 	p.mu.Unlock()
 	for _, key := range old {
-		st.Delete(ctx, key)
+		if _, err := st.Delete(ctx, key); err != nil {
+			p.forget(key)
+		}
 	}
 	if ok, err := st.Check(ctx, pagesKey(node)); err != nil {
 		return debug.Answer{}, fmt.Errorf("the agents' store does not answer: %w", err)
@@ -250,22 +282,32 @@ func (p *pages) askNode(ctx context.Context, rank int, form url.Values) (debug.A
 	q := question{Key: "debug/reply/" + rand.Text(), Rank: rank, Form: form, Within: time.Until(until)}
 	text, err := json.Marshal(q)
 	if err == nil {
+		err = st.Set(ctx, q.openKey(), []byte("1"))
+	}
+	if err == nil {
 		err = st.QueuePush(ctx, pagesKey(node), text)
 	}
 	if err == nil {
 		text, err = st.Get(ctx, q.Key)
 	}
 	if err != nil {
+		p.forget(q.Key, q.openKey())
 		p.mu.Lock()
-		p.asked = append(p.asked, q.Key)
 		p.about[rank] = ""
 		p.mu.Unlock()
 		return debug.Answer{}, fmt.Errorf("c10d run of node %d does not answer", node)
 	}
-	st.Delete(ctx, q.Key)
+	for _, key := range []string{q.Key, q.openKey()} {
+		if _, err := st.Delete(ctx, key); err != nil {
+			p.forget(key)
+		}
+	}
 	var x reply
 	if err := json.Unmarshal(text, &x); err != nil {
 		return debug.Answer{}, err
+	}
+	if x.Answer.Body, err = unpacked(x.Answer.Body); err != nil {
+		return debug.Answer{}, fmt.Errorf("the answer of node %d: %w", node, err)
 	}
 	p.mu.Lock()
 	p.about[rank] = x.About
@@ -274,6 +316,13 @@ func (p *pages) askNode(ctx context.Context, rank int, form url.Values) (debug.A
 		return x.Answer, errors.New(x.Error)
 	}
 	return x.Answer, nil
+}
+
+// forget has the next question delete keys.
+func (p *pages) forget(keys ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked = append(p.asked, keys...)
 }
 
 // answerAll answers node 0's questions until ctx ends.
@@ -296,14 +345,31 @@ func (p *pages) answer(ctx context.Context, q question) {
 	defer cancel()
 	inner, stop := context.WithTimeout(ctx, q.Within-q.Within/margin)
 	defer stop()
+	if open, err := p.agent.nodes.Check(ctx, q.openKey()); err != nil || !open {
+		return
+	}
 	var x reply
 	var err error
 	if x.Answer, err = p.askLocal(inner, q.Rank-p.agent.base, q.Form); err != nil {
 		x.Error, x.About = cmp.Or(err.Error(), "no answer"), p.aboutRank(q.Rank)
 	}
-	if text, err := json.Marshal(x); err == nil && ctx.Err() == nil {
-		_ = p.agent.nodes.Set(ctx, q.Key, text) // node 0 then says that this node does not answer
+	x.Answer.Body = packed(x.Answer.Body)
+	if ctx.Err() != nil {
+		return
 	}
+	err = p.reply(ctx, q, x)
+	if errors.Is(err, store.ErrTooLarge) {
+		// If this fails, node 0 says that this node does not answer.
+		_ = p.reply(ctx, q, reply{Answer: debug.Answer{Body: packed(nil)}, Error: "its answer is too large: " + err.Error()})
+	}
+}
+
+func (p *pages) reply(ctx context.Context, q question, x reply) error {
+	text, err := json.Marshal(x)
+	if err != nil {
+		return err
+	}
+	return p.agent.nodes.Set(ctx, q.Key, text)
 }
 
 // nodeOf returns the node of a rank.

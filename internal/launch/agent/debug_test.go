@@ -3,10 +3,13 @@
 package agent
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -18,6 +21,8 @@ import (
 
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/trace"
 	"github.com/c10d-go/c10d/trace/debug"
 )
@@ -130,6 +135,83 @@ func TestPageOfOneNode(t *testing.T) {
 		_, s := jobPage(t, url, nil)
 		require.Equal(t, "c10d run of node 1 has no -debug", s.Ranks[1].Error)
 	})
+}
+
+// TestForgottenQuestions: an agent that was stopped does not answer the questions that node 0 has given up. Nobody
+// would delete the answers.
+func TestForgottenQuestions(t *testing.T) {
+	nodes := store.NewHash()
+	defer nodes.Close()
+	of := func(node int) *pages {
+		a := &agent{Job: Job{Procs: 1, NodeRank: node}, nodes: nodes, base: node, size: 2, procs: []int{1, 1}}
+		return &pages{agent: a, dir: t.TempDir(), ranks: make(map[int]*rank), about: make(map[int]string)}
+	}
+	asks, answers := of(0), of(1)
+	require.NoError(t, nodes.Set(t.Context(), pagesKey(1), nil))
+	for range 20 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		_, err := asks.ask(ctx, 1, nil)
+		cancel()
+		require.Error(t, err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	answers.loop.Go(func() { answers.answerAll(ctx) })
+	defer answers.loop.Wait()
+	defer stop()
+	for until := time.Now().Add(time.Minute); ; {
+		_, err := asks.ask(t.Context(), 1, nil)
+		require.ErrorContains(t, err, "it has no page")
+		n, err := nodes.NumKeys(t.Context())
+		require.NoError(t, err)
+		if n == 1 { // that of the node
+			return
+		}
+		require.True(t, time.Now().Before(until), "%d keys", n)
+	}
+}
+
+// TestLargeAnswers: an answer from another node may be larger than a value of the agents' store. One that does not
+// fit is an error that says so.
+func TestLargeAnswers(t *testing.T) {
+	addr := freeport.Loopback(t)
+	of := func(node int) *pages {
+		st, err := tcp.New(t.Context(), addr, tcp.Options{Server: node == 0, Rank: node, WorldSize: 2, NoWait: true})
+		require.NoError(t, err)
+		t.Cleanup(func() { st.Close() })
+		a := &agent{Job: Job{Procs: 1, NodeRank: node}, nodes: st, base: node, size: 2, procs: []int{1, 1}}
+		return &pages{agent: a, dir: t.TempDir(), ranks: make(map[int]*rank), about: make(map[int]string)}
+	}
+	asks, answers := of(0), of(1)
+	require.NoError(t, answers.agent.nodes.Set(t.Context(), pagesKey(1), nil))
+	ctx, stop := context.WithCancel(t.Context())
+	answers.loop.Go(func() { answers.answerAll(ctx) })
+	defer answers.loop.Wait()
+	defer stop()
+	stacks := bytes.Repeat([]byte("goroutine 7 [chan receive]:\n"), 1<<18) // 7 MiB, and a third more as JSON
+	random := make([]byte, 7<<20)
+	rand.Read(random)
+	page, err := debug.Serve("unix:"+answers.socket(0), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body := stacks
+		if what := r.PostFormValue("do"); what != "goroutines" {
+			w.Header().Set("Content-Disposition", `attachment; filename="rank_1"`)
+			if body = random; what == "huge" {
+				w.Write(body)
+				w.Write(body)
+			}
+		}
+		w.Write(body)
+	}), debug.Access{})
+	require.NoError(t, err)
+	defer page.Close()
+	asking, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	x, err := asks.ask(asking, 1, url.Values{"do": {"goroutines"}})
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(stacks, x.Body))
+	_, err = asks.ask(asking, 1, url.Values{"do": {"download"}})
+	require.ErrorContains(t, err, "its answer is too large: ")
+	_, err = asks.ask(asking, 1, url.Values{"do": {"huge"}})
+	require.ErrorContains(t, err, "its file rank_1 has more than 16 MiB")
 }
 
 // TestPageWithSecret: the page of a job with a secret has a token of its own, in a file.

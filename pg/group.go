@@ -523,7 +523,7 @@ func (g *ProcessGroup) NewSubgroupsByEnumeration(ctx context.Context, lists [][]
 		if err != nil {
 			return nil, err
 		}
-		if mine == nil || sub.IsMember() {
+		if mine == nil || !mine.IsMember() {
 			mine = sub
 		}
 	}

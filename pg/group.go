@@ -34,6 +34,7 @@ type world struct {
 	origin
 	root  *ProcessGroup
 	owned store.Store // closed with root; nil if the caller's
+	left  func()      // called before that, to say that this rank joins the store no more; may be nil
 
 	// compares says that lists of ranks are compared in the store, which then has
 	// nothing of other runs.
@@ -523,7 +524,7 @@ func (g *ProcessGroup) NewSubgroupsByEnumeration(ctx context.Context, lists [][]
 		if err != nil {
 			return nil, err
 		}
-		if mine == nil || sub.IsMember() {
+		if mine == nil || !mine.IsMember() {
 			mine = sub
 		}
 	}

@@ -125,7 +125,8 @@ const podTimeout = 5 * time.Minute
 //
 // The keys of all groups are under "default_pg", as in c10d, so that PyTorch ranks can be in the
 // group. The store belongs to the group: Close closes it as well. On rank 0 that may end the
-// server that all ranks use.
+// server that all ranks use. A rank may call Init again after Close. It then waits until rank 0 has
+// closed its group, too, and hosts the next store.
 func Init(ctx context.Context, url string, o InitOptions) (*ProcessGroup, error) {
 	g, err := initFrom(ctx, url, o, os.Getenv)
 	if err != nil {
@@ -237,7 +238,16 @@ func initGroup(ctx context.Context, o InitOptions, m *meeting) (*ProcessGroup, e
 		}
 		return nil, errors.Join(err, st.Close())
 	}
-	g.now().world.owned = st
+	w := g.now().world
+	w.owned = st
+	if t, ok := st.(*tcp.Store); ok && t.Server() == nil && !m.env.AgentStore && !o.Join {
+		rank := m.env.Rank
+		w.left = func() {
+			ctx, cancel := context.WithTimeout(context.Background(), lastLook)
+			defer cancel()
+			_ = t.Leave(ctx, rank) // if the server has ended, nobody can join it
+		}
+	}
 	return g, nil
 }
 
@@ -486,6 +496,7 @@ func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) 
 		Listen:    listen,
 		WorldSize: m.env.Size,
 		CountOnly: !o.apart(devices), // the roll call waits, and notices a rank that dies
+		Once:      !m.env.AgentStore && !o.Join,
 		Timeout:   o.Timeout,
 		Dialect:   o.Dialect,
 		TLS:       o.TLS,

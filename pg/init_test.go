@@ -537,6 +537,39 @@ func TestInitStrangers(t *testing.T) {
 	require.Zero(t, first.Server().Stats().Keys, "a stranger has joined")
 }
 
+// TestInitAgain: ranks make one group after the other at one address. Rank 0, which hosts the store, is the last
+// to leave a group: the others do not take its store for that of the next one.
+func TestInitAgain(t *testing.T) {
+	addr := freeport.Loopback(t)
+	make1 := func(rank int) (*ProcessGroup, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		return initFrom(ctx, "tcp://"+addr, InitOptions{Rank: rank, Size: 3}, environ(""))
+	}
+	groups := make([]*ProcessGroup, 3)
+	var first errgroup.Group
+	for r := range groups {
+		first.Go(func() (err error) { groups[r], err = make1(r); return err })
+	}
+	require.NoError(t, first.Wait())
+	var next errgroup.Group
+	server := groups[0].now().world.owned.(*tcp.Store).Server()
+	for _, r := range []int{1, 2} {
+		require.NoError(t, groups[r].Close())
+	}
+	before := server.Stats().Accepted
+	for _, r := range []int{1, 2} {
+		next.Go(func() (err error) { groups[r], err = make1(r); return err })
+	}
+	require.Eventually(t, func() bool { return server.Stats().Accepted > before+2 }, patience, time.Millisecond, "they look for another server")
+	require.NoError(t, groups[0].Close())
+	next.Go(func() (err error) { groups[0], err = make1(0); return err })
+	require.NoError(t, next.Wait())
+	for _, g := range groups {
+		require.NoError(t, g.Close())
+	}
+}
+
 // The limits of the store that rank 0 hosts come from InitOptions.
 func TestInitStoreServer(t *testing.T) {
 	_, err := Init(t.Context(), "tcp://"+freeport.Loopback(t), InitOptions{Size: 1, StoreServer: tcp.ServerOptions{MaxMemory: -1}})

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"unicode"
 
@@ -36,8 +37,13 @@ func (JSON[T]) Decode(b []byte) (v T, err error) { return v, json.Unmarshal(b, &
 // Gob encodes values with encoding/gob.
 type Gob[T any] struct{}
 
-// Encode returns v as gob.
+// Encode returns v as gob. A nil pointer is an error, because gob has none.
 func (Gob[T]) Encode(v T) ([]byte, error) {
+	for p := reflect.ValueOf(v); p.Kind() == reflect.Pointer; p = p.Elem() {
+		if p.IsNil() {
+			return nil, fmt.Errorf("gob: a nil pointer of type %v", p.Type())
+		}
+	}
 	var b bytes.Buffer
 	err := gob.NewEncoder(&b).Encode(&v)
 	return b.Bytes(), err

@@ -106,6 +106,13 @@ func TestObjectsThatCannotBeEncoded(t *testing.T) {
 			require.ErrorContains(t, err, "1 objects for 3 ranks")
 		})
 	})
+	t.Run("nil pointers", func(t *testing.T) {
+		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+			var v *struct{ Loss float64 }
+			_, err := pg.BroadcastObject(t.Context(), g, []*struct{ Loss float64 }{v}, 0, pg.Gob[*struct{ Loss float64 }]{})
+			require.ErrorContains(t, err, "gob: a nil pointer of type *struct { Loss float64 }")
+		})
+	})
 	t.Run("several cannot", func(t *testing.T) {
 		pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
 			what := "bad"

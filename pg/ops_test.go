@@ -476,6 +476,7 @@ func TestGroups(t *testing.T) {
 		require.NoError(t, err)
 		if g.Rank() == 1 || g.Rank() == 4 {
 			require.False(t, outer.IsMember())
+			require.Equal(t, []int{2, 3}, outer.Ranks(), "the last group")
 		} else {
 			require.EqualValues(t, 5, sum(outer))
 		}

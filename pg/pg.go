@@ -502,6 +502,9 @@ func (g *ProcessGroup) Close() error {
 		g.retired.Wait()
 		if g == e.world.root {
 			e.world.making.Wait()
+			if e.world.left != nil {
+				e.world.left()
+			}
 			if e.world.owned != nil {
 				errs = append(errs, e.world.owned.Close())
 			}

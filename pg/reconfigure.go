@@ -437,6 +437,7 @@ func (g *ProcessGroup) connectEpoch(ctx context.Context, m *members, v membershi
 	})
 	if old != nil {
 		w.owned, old.world.owned = old.world.owned, nil
+		w.left = old.world.left
 		g.retire(old, m.left)
 	}
 	return nil

@@ -312,6 +312,9 @@ func TestFlags(t *testing.T) {
 		_, err := parseFlags([]string{bad}, io.Discard)
 		require.Error(t, err, bad)
 	}
+	// A checkpoint has no state of PowerSGD: a resumed training would have other bits.
+	_, err = parseFlags([]string{"-powersgd=1", "-checkpoint=state"}, io.Discard)
+	require.ErrorContains(t, err, "does not work with -device, -elastic, -compare and -checkpoint")
 	_, err = parseFlags([]string{"-device=sim", "-backend=cpu:gloo"}, io.Discard)
 	require.EqualError(t, err, `ddp: -backend "cpu:gloo": with -device sim it must be the name of a backend for CPU tensors`)
 }

@@ -149,8 +149,8 @@ func (c *config) check(rest []string) error {
 		return errors.New("ddp: -check needs -device sim")
 	case c.epochs < 1:
 		return fmt.Errorf("ddp: -epochs %d: must be at least 1", c.epochs)
-	case c.powerRank < 0 || c.powerRank > 0 && (c.device != onCPU || c.elastic || c.compare):
-		return fmt.Errorf("ddp: -powersgd %d: must not be negative, and does not work with -device, -elastic and -compare", c.powerRank)
+	case c.powerRank < 0 || c.powerRank > 0 && (c.device != onCPU || c.elastic || c.compare || c.checkpoint != ""):
+		return fmt.Errorf("ddp: -powersgd %d: must not be negative, and does not work with -device, -elastic, -compare and -checkpoint", c.powerRank)
 	case c.batch < 1 || c.batch > 1<<20:
 		return fmt.Errorf("ddp: -batch %d must be between 1 and %d", c.batch, 1<<20)
 	case c.bucketKiB < 1 || c.bucketKiB > 1<<20:

@@ -51,7 +51,7 @@ func run(ctx context.Context, nproc, epochs int, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		return errors.Join(rank(p, epochs, out), p.Close())
+		return errors.Join(rank(ctx, p, epochs, out), p.Close())
 	}
 	// A group has no global state: all ranks can be in one process.
 	st := store.NewHash()
@@ -65,7 +65,7 @@ func run(ctx context.Context, nproc, epochs int, out io.Writer) error {
 			}
 			p, err := gomlx.New(ctx, g, gomlx.Options{})
 			if err == nil {
-				err = rank(p, epochs, out)
+				err = rank(ctx, p, epochs, out)
 			}
 			if err == nil {
 				err = g.Shutdown(ctx)
@@ -90,19 +90,19 @@ type report struct {
 }
 
 // rank is the program of one rank.
-func rank(p *gomlx.Parallel, epochs int, out io.Writer) error {
+func rank(ctx context.Context, p *gomlx.Parallel, epochs int, out io.Writer) error {
 	data, err := dataset.Digits()
 	if err != nil {
 		return err
 	}
-	together, err := fit(p, data, epochs)
+	together, err := fit(ctx, p, data, epochs)
 	if err != nil {
 		return err
 	}
 	if p.Rank() != 0 {
 		return nil
 	}
-	alone, err := fit(nil, data, epochs)
+	alone, err := fit(ctx, nil, data, epochs)
 	if err != nil {
 		return err
 	}

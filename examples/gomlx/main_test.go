@@ -2,11 +2,14 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/examples/internal/dataset"
 )
 
 // tolerance is by how much the loss of an epoch may differ from that of one process, relative to it.
@@ -36,4 +39,14 @@ func TestFlags(t *testing.T) {
 	for _, c := range [][2]int{{-1, 1}, {17, 1}, {1, 0}} {
 		require.Error(t, run(t.Context(), c[0], c[1], nil))
 	}
+}
+
+// TestInterrupted: a training in one process, which calls no other rank, ends with its context.
+func TestInterrupted(t *testing.T) {
+	data, err := dataset.Digits()
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = fit(ctx, nil, data, 1)
+	require.ErrorIs(t, err, context.Canceled)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"math/rand"
 	"time"
 
@@ -35,8 +36,8 @@ type history struct {
 	seconds        float64
 }
 
-// fit trains the model on the ranks of p, or in this process alone if p is nil.
-func fit(p *gomlx.Parallel, data *dataset.Data, epochs int) (h history, err error) {
+// fit trains the model on the ranks of p, or in this process alone if p is nil, until ctx ends.
+func fit(ctx context.Context, p *gomlx.Parallel, data *dataset.Data, epochs int) (h history, err error) {
 	b, err := gobackend.New("")
 	if err != nil {
 		return h, err
@@ -73,7 +74,7 @@ func fit(p *gomlx.Parallel, data *dataset.Data, epochs int) (h history, err erro
 	loop.OnStep("loss", 0, func(_ *train.Loop, metrics []*tensors.Tensor) error {
 		sum += float64(tensors.ToScalar[float32](metrics[0]))
 		steps++
-		return nil
+		return context.Cause(ctx)
 	})
 	start := time.Now()
 	for range epochs {

@@ -207,6 +207,7 @@ type Call struct {
 	mine   []byte // self, as written
 	before string // what goneKey held before this rank came
 	begun  time.Time
+	most   int // rank 0: the largest number of ranks in a record that it has answered
 
 	mu     sync.Mutex
 	run    string       // nonce of rank 0, once known
@@ -284,7 +285,7 @@ func (c *Call) Meet(ctx context.Context) (Run, error) {
 		if len(e.Missing) == 0 && c.cfg.Rank != 0 {
 			e.Stopped = []int{0} // all have come, and rank 0 has not said so
 		}
-		e.Err = c.otherJob(last, e.Err)
+		e.Err = c.otherRun(last, e.Err)
 	}
 	return Run{}, e
 }
@@ -297,8 +298,8 @@ func cause(ctx context.Context) error {
 	return nil
 }
 
-// otherJob adds to err that rank 0 is of another job, if it is.
-func (c *Call) otherJob(ctx context.Context, err error) error {
+// otherRun adds to err that the last rank 0 is of another job or of a world of another size, if it is.
+func (c *Call) otherRun(ctx context.Context, err error) error {
 	c.mu.Lock()
 	met := c.run != ""
 	c.mu.Unlock()
@@ -307,10 +308,16 @@ func (c *Call) otherJob(ctx context.Context, err error) error {
 		return err
 	}
 	b, e := c.cfg.Store.CompareSet(ctx, lastKey, []byte(never), []byte(never))
-	if e != nil || json.Unmarshal(b, &last) != nil || last.Job == c.self.Job {
+	if e != nil || json.Unmarshal(b, &last) != nil {
 		return err
 	}
-	return fmt.Errorf("%w (the last rank 0 in this store, %s, is of job %q; this rank is of job %q)", err, last.process(), last.Job, c.self.Job)
+	switch {
+	case last.Job != c.self.Job:
+		return fmt.Errorf("%w (the last rank 0 in this store, %s, is of job %q; this rank is of job %q)", err, last.process(), last.Job, c.self.Job)
+	case last.Size != c.self.Size:
+		return fmt.Errorf("%w (the last rank 0 in this store, %s, was started with a world of %d ranks; this rank with one of %d)", err, last.process(), last.Size, c.self.Size)
+	}
+	return err
 }
 
 func (c *Call) meet(ctx context.Context) (run Run, err error) {
@@ -444,8 +451,10 @@ func (c *Call) lead(ctx context.Context) (run Run, err error) {
 				progress = true
 				continue
 			}
-			if run, foreign, err := c.foreign(ctx, r); err != nil || foreign {
-				return run, err
+			if run, foreign, err := c.foreign(ctx, r); err != nil {
+				return Run{}, err
+			} else if foreign {
+				return run, c.forget(ctx)
 			}
 		}
 		if missing == 0 {
@@ -504,6 +513,7 @@ func (c *Call) look(ctx context.Context, r int, answered []string, seen map[int]
 		return false, nil
 	}
 	answered[r] = other.Nonce
+	c.most = max(c.most, other.Size)
 	// It may be from an earlier run: then no rank reads the answer.
 	return true, c.corner.Set(ctx, answerKey(other.Nonce), c.mine)
 }
@@ -604,8 +614,8 @@ func (c *Call) begin(ctx context.Context, answered []string) (Run, error) {
 	return c.named(c.self.Nonce), c.forget(ctx)
 }
 
-// dismiss tells the other ranks that there is no run. It ignores errors; a rank that it does not
-// reach waits until its timeout.
+// dismiss tells the other ranks that there is no run. If a rank has a larger world, so may ranks beyond
+// this one's. It ignores errors; a rank that it does not reach waits until its timeout.
 func (c *Call) dismiss(ctx context.Context, answered []string, why error) {
 	if cause := cause(ctx); cause != nil {
 		why = cause
@@ -625,7 +635,7 @@ func (c *Call) dismiss(ctx context.Context, answered []string, why error) {
 		}
 	}
 	c.corner.Set(ctx, begunKey(c.self.Nonce), encode(f))
-	for r := 1; r < c.cfg.Size; r++ {
+	for r := 1; r < max(c.most, c.cfg.Size); r++ {
 		if text, err := c.peek(ctx, rankKey(r)); err != nil {
 			return
 		} else if text != "" {

@@ -150,22 +150,29 @@ func TestStartedTwice(t *testing.T) {
 	}
 }
 
+// TestWorldsDiffer: every process that is there is told, also a rank that rank 0's world has not.
 func TestWorldsDiffer(t *testing.T) {
-	st := store.NewHash()
-	defer st.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	// Only processes that are there hear of the error: rank 1, which differs, comes last.
-	var calls []<-chan outcome
-	for _, c := range []Config{{Rank: 0, Size: 3}, {Rank: 2, Size: 3}, {Rank: 1, Size: 2}} {
-		c.Store, c.Name = st, "0"
-		calls = append(calls, start(ctx, c))
-		here(t, st, c.Rank)
-	}
-	for i, c := range calls {
-		o := <-c
-		require.ErrorIs(t, o.err, ErrDiffer, "call %d", i)
-		require.Regexp(t, `rank 1 \(pid \d+ on host .+\) was started with a world of 2 ranks, rank 0 \(pid \d+ on host .+\) with one of 3`, o.err.Error())
+	for _, zero := range []int{2, 3} {
+		t.Run(fmt.Sprint("rank 0 has a world of ", zero), func(t *testing.T) {
+			other := 5 - zero
+			two := max(zero, other) // the world of rank 2
+			st := store.NewHash()
+			defer st.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			// Only processes that are there hear of the error: rank 1, which differs, comes last.
+			var calls []<-chan outcome
+			for _, c := range []Config{{Rank: 0, Size: zero}, {Rank: 2, Size: two}, {Rank: 1, Size: other}} {
+				c.Store, c.Name = st, "0"
+				calls = append(calls, start(ctx, c))
+				here(t, st, c.Rank)
+			}
+			for i, c := range calls {
+				o := <-c
+				require.ErrorIs(t, o.err, ErrDiffer, "call %d", i)
+				require.Regexp(t, fmt.Sprintf(`rank 1 \(pid \d+ on host .+\) was started with a world of %d ranks, rank 0 \(pid \d+ on host .+\) with one of %d`, other, zero), o.err.Error())
+			}
+		})
 	}
 }
 
@@ -258,6 +265,16 @@ func TestMissing(t *testing.T) {
 	require.ErrorContains(t, err, "rank 0 has not called Init")
 	require.ErrorContains(t, err, `the last rank 0 in this store, pid 7 on host h, is of job "B"; this rank is of job "A"`)
 	require.Equal(t, []int{0, 1}, c.Missing(t.Context()))
+
+	// A run of two ranks has begun without rank 2 of three.
+	third := store.Prefix("third", st)
+	for _, o := range meet(t, third, 2) {
+		require.NoError(t, o.err)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err = New(Config{Store: third, Name: "0", Rank: 2, Size: 3}).Meet(ctx)
+	require.Regexp(t, `the last rank 0 in this store, pid \d+ on host .+, was started with a world of 2 ranks; this rank with one of 3`, err.Error())
 }
 
 func TestCancelled(t *testing.T) {
@@ -382,4 +399,18 @@ func TestARankThatGivesUpLeavesNoWill(t *testing.T) {
 		require.ErrorIs(t, (<-call).err, context.Canceled)
 		require.Empty(t, st.wills)
 	}
+}
+
+// TestForeignLeavesNoWill: rank 0 ends its call when it finds a foreign rank, and withdraws its will.
+func TestForeignLeavesNoWill(t *testing.T) {
+	st := willing{store.NewHash(), make(map[string]bool)}
+	require.NoError(t, st.Set(t.Context(), "v2/1", nil))
+	c := New(Config{Store: st, Name: "0", Rank: 0, Size: 2, Foreign: foreign(st)})
+	run, err := c.Meet(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, Run{Dialect: store.DialectV2}, run)
+	require.Empty(t, st.wills)
+	record, err := c.peek(t.Context(), rankKey(0))
+	require.NoError(t, err)
+	require.Empty(t, record)
 }

@@ -28,7 +28,8 @@
 //
 // When the server goes away, calls fail, and pending waits fail at their next poll. The error
 // names the server. Commands are never repeated, because an Add might then count twice. A call
-// that ended with an error or with its context may still have been carried out.
+// that ended with an error or with its context may still have been carried out. A QueuePop whose context
+// has ended puts its element back. The element is lost only if the connection or the store ends before.
 //
 // go-redis also logs such errors to standard error. This package turns that off with
 // redis.SetLogger, because its calls return them. That logger is global to the

@@ -4,6 +4,7 @@ package redis
 
 import (
 	"context"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -41,4 +42,32 @@ func TestServerFreezes(t *testing.T) {
 	require.NoError(t, s.Close())
 	require.ErrorIs(t, <-ended, store.ErrClosed)
 	require.Less(t, time.Since(start), ioTimeout, "somebody waited for the server")
+}
+
+// TestPopLosesNothing: the server carries out a QueuePop after the caller has gone.
+func TestPopLosesNothing(t *testing.T) {
+	srv := plainServer(t)
+	s := connect(t, "redis://"+srv.addr, Options{})
+	for _, v := range []string{"first", "second"} {
+		require.NoError(t, s.QueuePush(t.Context(), "q", []byte(v)))
+	}
+	require.NoError(t, srv.cmd.Process.Signal(syscall.SIGSTOP))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := s.QueuePop(ctx, "q", true)
+	require.ErrorIs(t, err, store.ErrTimeout)
+	require.NoError(t, srv.cmd.Process.Signal(syscall.SIGCONT))
+	require.Eventually(t, func() bool {
+		stats, err := s.client.Info(t.Context(), "commandstats").Result()
+		return err == nil && strings.Contains(stats, "cmdstat_lpop:")
+	}, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		n, err := s.QueueLen(t.Context(), "q")
+		return err == nil && n == 2
+	}, 20*time.Second, time.Millisecond, "the element is lost")
+	for _, want := range []string{"first", "second"} {
+		v, err := s.QueuePop(t.Context(), "q", false)
+		require.NoError(t, err)
+		require.Equal(t, want, string(v))
+	}
 }

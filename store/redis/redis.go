@@ -357,8 +357,9 @@ func (s *Store) fail(op string, err error, start time.Time, keys []string) error
 }
 
 // call runs f, one exchange with the server, and returns early if ctx or the store ends. f may
-// then still run, so it must not use the caller's memory.
-func call[T any](ctx context.Context, s *Store, f func(context.Context) (T, error)) (T, error) {
+// then still run, so it must not use the caller's memory. If f returns a value after that, undo gets it.
+// A nil undo does nothing.
+func call[T any](ctx context.Context, s *Store, f func(context.Context) (T, error), undo func(T)) (T, error) {
 	type answer struct {
 		value T
 		err   error
@@ -371,11 +372,18 @@ func call[T any](ctx context.Context, s *Store, f func(context.Context) (T, erro
 	}
 	s.calls.Add(1)
 	s.mu.Unlock()
-	answers := make(chan answer, 1)
+	answers, left := make(chan answer), make(chan struct{})
+	defer close(left)
 	go func() {
 		defer s.calls.Done()
 		value, err := f(ctx)
-		answers <- answer{value, err}
+		select {
+		case answers <- answer{value, err}:
+		case <-left:
+			if err == nil && undo != nil {
+				undo(value)
+			}
+		}
 	}()
 	var a answer
 	select {
@@ -400,7 +408,7 @@ func do[T any](ctx context.Context, s *Store, op string, keys []string, f func(c
 	start := time.Now()
 	ctx, cancel := store.WithTimeout(ctx, s.Timeout())
 	defer cancel()
-	value, err := call(ctx, s, f)
+	value, err := call(ctx, s, f, nil)
 	if err != nil {
 		err = s.fail(op, err, start, keys)
 	}
@@ -410,13 +418,13 @@ func do[T any](ctx context.Context, s *Store, op string, keys []string, f func(c
 // errNotYet makes poll call its function again.
 var errNotYet = errors.New("not yet")
 
-// poll repeats f while it returns errNotYet.
-func poll[T any](ctx context.Context, s *Store, op string, keys []string, f func(context.Context) (T, error)) (T, error) {
+// poll repeats f while it returns errNotYet. undo is that of call.
+func poll[T any](ctx context.Context, s *Store, op string, keys []string, f func(context.Context) (T, error), undo func(T)) (T, error) {
 	start := time.Now()
 	ctx, cancel := store.WithTimeout(ctx, s.Timeout())
 	defer cancel()
 	for pause := firstPoll; ; pause = min(2*pause, lastPoll) {
-		value, err := call(ctx, s, f)
+		value, err := call(ctx, s, f, undo)
 		if err == errNotYet {
 			timer := time.NewTimer(pause)
 			select {
@@ -448,7 +456,7 @@ func pollKeys[T any](ctx context.Context, s *Store, op string, keys []string, f 
 			err = errNotYet
 		}
 		return value, err
-	})
+	}, nil)
 	if e := (*store.Error)(nil); errors.As(err, &e) {
 		e.Keys = *last.Load()
 	}
@@ -494,7 +502,7 @@ func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
 			err = errNotYet
 		}
 		return value, err
-	})
+	}, nil)
 }
 
 // Add uses Redis's INCRBY if Redis parses the number as c10d does and the sum does not wrap.
@@ -721,6 +729,7 @@ func (s *Store) QueuePush(ctx context.Context, key string, value []byte) error {
 	})
 }
 
+// QueuePop puts an element that comes after its context has ended back into the queue, as the first one.
 func (s *Store) QueuePop(ctx context.Context, key string, block bool) ([]byte, error) {
 	return poll(ctx, s, "queue pop", []string{key}, func(ctx context.Context) ([]byte, error) {
 		value, err := s.client.LPop(ctx, s.queue(key)).Bytes()
@@ -731,6 +740,12 @@ func (s *Store) QueuePop(ctx context.Context, key string, block bool) ([]byte, e
 			err = store.ErrQueueEmpty
 		}
 		return value, err
+	}, func(value []byte) {
+		ctx := context.WithoutCancel(ctx)
+		_ = s.transact(ctx, func(p redis.Pipeliner) {
+			p.LPush(ctx, s.queue(key), value)
+			s.renew(ctx, p, s.queue(key))
+		})
 	})
 }
 

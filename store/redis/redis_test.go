@@ -215,6 +215,15 @@ func TestWillsNotPermitted(t *testing.T) {
 	}
 }
 
+// TestWillsUnknown: a server may lack a command that wills need.
+func TestWillsUnknown(t *testing.T) {
+	for _, command := range []string{"SUBSCRIBE", "PUBSUB"} {
+		srv := startServer(t, "--port", "PORT", "--rename-command", command, "")
+		s := connect(t, "redis://"+srv.addr, Options{})
+		require.ErrorIs(t, s.SetWill(t.Context(), "k", nil, []byte("v")), errors.ErrUnsupported, command)
+	}
+}
+
 func TestLocalAddr(t *testing.T) {
 	srv := startServer(t, "--port", "PORT")
 	s := connect(t, "redis://"+srv.addr, Options{})

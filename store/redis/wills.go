@@ -261,7 +261,7 @@ func (s *Store) listening(ctx context.Context, w *watch, names []string) (map[st
 
 // asUnsupported returns err, which matches errors.ErrUnsupported if the server lacks or forbids the command.
 func asUnsupported(err error) error {
-	if redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "ERR unknown command") {
+	if redis.HasErrorPrefix(err, "NOPERM") || redis.HasErrorPrefix(err, "unknown command") {
 		return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
 	}
 	return err

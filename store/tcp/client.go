@@ -55,6 +55,11 @@ type Options struct {
 	// CountOnly counts this rank, and does not wait for the others.
 	CountOnly bool
 
+	// Once says that each group of ranks has a server of its own, which one of them hosts. New then does
+	// not join a server that this rank has left (see Store.Leave), but waits for the next one at the
+	// address: the host may not have closed the last one yet. It is not used if WorldSize is 0.
+	Once bool
+
 	// Timeout is the store's, see store.Store. It also limits New if its context has no deadline.
 	Timeout time.Duration
 
@@ -225,7 +230,7 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 	o := &progress{addr: d.addr, hostedBy: opts.HostedBy}
 	defer waiting.Start(ctx, opts.Logger, o.report)()
 	d.progress, d.resolveFor = o, opts.ResolveTimeout
-	c, err := d.dialRetry(ctx)
+	c, s, err := d.joinable(ctx, limits, opts)
 	if err != nil {
 		if server != nil {
 			server.Close()
@@ -235,8 +240,6 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 		}
 		return nil, ended(ctx, err)
 	}
-	d.plain, d.progress = c.dialect != native, nil
-	s := newStore(d, limits, c)
 	s.server = server
 	if server != nil {
 		server.door.joinedFrom(c.LocalAddr())
@@ -256,6 +259,38 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 		}
 	}
 	return s, nil
+}
+
+// joinable connects to a server that this rank may join, and returns the connection and a store over it.
+func (d dialer) joinable(ctx context.Context, limits Limits, opts Options) (*conn, *Store, error) {
+	for {
+		try := d
+		c, err := try.dialRetry(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		try.plain, try.progress = c.dialect != native, nil
+		s := newStore(try, limits, c)
+		if !opts.Once || opts.Server || opts.WorldSize == 0 {
+			return c, s, nil
+		}
+		left, err := s.hasLeft(ctx, opts.Rank)
+		if err == nil && !left {
+			return c, s, nil
+		}
+		s.Close()
+		if err == nil {
+			err = errLeft
+		} else if !errors.Is(err, ErrDisconnected) { // else it is ending
+			return nil, nil, err
+		}
+		d.progress.tried(err)
+		select {
+		case <-time.After(leftPause):
+		case <-ctx.Done():
+			return nil, nil, err
+		}
+	}
 }
 
 func newStore(d dialer, limits Limits, c *conn) *Store {

@@ -573,3 +573,50 @@ func TestDrain(t *testing.T) {
 	require.NoError(t, guest.Close())
 	require.NoError(t, await(t, drained))
 }
+
+// TestOnce: a rank does not join a server that it has left. It waits for the next one at the address.
+func TestOnce(t *testing.T) {
+	for _, dialect := range []store.Dialect{store.DialectUnknown, store.DialectV1, store.DialectV2} {
+		t.Run(dialect.String(), func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			first, err := Listen(ctx, "127.0.0.1:0", ServerOptions{})
+			require.NoError(t, err)
+			defer first.Close()
+			addr := first.Addr().String()
+			join := func(rank int) (*Store, error) {
+				return New(ctx, addr, Options{WorldSize: 3, Rank: rank, Once: true, CountOnly: true, Dialect: dialect})
+			}
+			one, err := join(1)
+			require.NoError(t, err)
+			require.NoError(t, one.Leave(ctx, 1))
+			require.NoError(t, one.Close())
+			two, err := join(2) // has not left
+			require.NoError(t, err)
+			require.NoError(t, two.Close())
+
+			short, end := context.WithTimeout(ctx, 100*time.Millisecond)
+			defer end()
+			_, err = New(short, addr, Options{WorldSize: 3, Rank: 1, Once: true, Dialect: dialect})
+			require.ErrorIs(t, err, store.ErrTimeout)
+			require.ErrorContains(t, err, "belongs to a group that this rank has left")
+
+			again := make(chan error, 1)
+			go func() {
+				var err error
+				one, err = join(1)
+				again <- err
+			}()
+			before := first.Stats().Accepted
+			require.Eventually(t, func() bool { return first.Stats().Accepted > before+1 }, time.Minute, time.Millisecond)
+			require.NoError(t, first.Close())
+			second, err := Listen(ctx, addr, ServerOptions{})
+			require.NoError(t, err)
+			defer second.Close()
+			require.NoError(t, <-again)
+			require.NoError(t, one.Set(ctx, "k", nil))
+			require.NoError(t, one.Close())
+			require.Positive(t, second.Stats().Keys)
+		})
+	}
+}

@@ -81,6 +81,27 @@ func (o *progress) report(ctx context.Context) (string, []slog.Attr) {
 // does not use it.
 func workerKey(rank int) string { return workers + "rank_" + strconv.Itoa(rank) }
 
+// leftKey is the key that Leave writes.
+func leftKey(rank int) string { return workers + "left_" + strconv.Itoa(rank) }
+
+// errLeft is why a rank does not join a server.
+var errLeft = errors.New("the server belongs to a group that this rank has left, and its host has not closed it yet")
+
+// leftPause is how long New waits before it looks for another server than one that its rank has left.
+const leftPause = 50 * time.Millisecond
+
+// Leave notes in the server that a rank has left its group for good: a later New of this rank with
+// Options.Once does not join this server.
+func (s *Store) Leave(ctx context.Context, rank int) error {
+	_, err := s.call(ctx, "leave", &request{query: qSet, keys: one(leftKey(rank)), vals: [][]byte{[]byte("1")}})
+	return err
+}
+
+func (s *Store) hasLeft(ctx context.Context, rank int) (bool, error) {
+	rep, err := s.call(ctx, "join", &request{query: qCheck, keys: one(leftKey(rank))})
+	return err == nil && rep.num == ready, err
+}
+
 // enroll writes this worker's host and process to servers of this package.
 func (s *Store) enroll(ctx context.Context, rank int) error {
 	if s.mux.Load() == nil {

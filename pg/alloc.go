@@ -57,7 +57,7 @@ func (g *ProcessGroup) Alloc(ctx context.Context, dtype tensor.DType, shape ...i
 	return tensor.New(dtype, shape...)
 }
 
-// Free frees the memory of a tensor from Alloc: t as it was returned, or a view of all of its
+// Free frees the memory of a tensor from Alloc: t as it was returned, or a contiguous view of all of its
 // elements. Operations with it must have ended on this rank, and views and slices of it may not
 // be used afterwards. Free is not collective, and may be called after Close. It does nothing for
 // a tensor in ordinary memory.

@@ -105,8 +105,17 @@ const diagnosis = 4 * time.Second
 
 func (b *Backend) limitChecks(d time.Duration) {
 	if d > 0 {
-		b.control.SetTimeout(d + diagnosis)
+		b.control.SetTimeout(withDiagnosis(d))
 	}
+}
+
+// withDiagnosis returns how long a step of a check may take for an operation that may take d. 0 or less stays as it
+// is, and so does a d that no diagnosis can be added to.
+func withDiagnosis(d time.Duration) time.Duration {
+	if d <= 0 {
+		return d
+	}
+	return max(d, d+diagnosis)
 }
 
 // Abort ends all operations and checks with cause, on every rank.
@@ -197,10 +206,7 @@ func (b *Backend) run(ctx context.Context, c call, issue func() (*work.Work, err
 
 // check returns nil when all ranks' next collectives agree.
 func (b *Backend) check(ctx context.Context, c *call) error {
-	timeout := c.timeout
-	if timeout > 0 {
-		timeout += diagnosis
-	}
+	timeout := withDiagnosis(c.timeout)
 	info := work.Info{Op: c.op, Seq: b.Seq(), Group: b.group, Rank: b.Rank()}
 	own := c.fingerprint(false)
 	if err := ctx.Err(); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -690,6 +691,27 @@ func testCheckWaits(t *testing.T) {
 		var e *work.Error
 		require.ErrorAs(t, err, &e)
 		require.Equal(t, 2, e.Peer, "rank %d: %v", r, err)
+	}
+}
+
+// TestLongestTimeout: a group or an operation with the longest timeout waits for a rank in its check, too.
+func TestLongestTimeout(t *testing.T) {
+	for name, limits := range map[string][2]time.Duration{"of the group": {math.MaxInt64, 0}, "of the operation": {0, math.MaxInt64}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var errs each[error]
+				job(t, 2, pg.Options{Timeout: limits[0]}, nil, func(g *pg.ProcessGroup) {
+					if g.Rank() == 1 {
+						time.Sleep(2 * backend.DefaultTimeout)
+					}
+					errs.put(g.Rank(), do(g, func(ctx context.Context) (*work.Work, error) {
+						return g.Barrier(ctx, backend.BarrierOptions{Timeout: limits[1]})
+					}))
+				})
+				require.NoError(t, errs.of[0])
+				require.NoError(t, errs.of[1])
+			})
+		})
 	}
 }
 

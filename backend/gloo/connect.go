@@ -52,7 +52,7 @@ func connect(ctx context.Context, o backend.Options, set settings) (*session, er
 			return rendezvous.Connect(ctx, c)
 		}
 	}
-	s := &session{rank: o.Rank, size: o.Size, log: logger(o), onFailure: o.Failed, closed: make(chan struct{})}
+	s := &session{rank: o.Rank, size: o.Size, log: logger(o), onFailure: o.Failed, closed: make(chan struct{}), asking: make(chan struct{}, 1)}
 	for i := range set.Interfaces {
 		m, err := join(ctx, o, i)
 		if err != nil {

@@ -263,7 +263,7 @@ func (e *engine) advance(g *progress, combine func(dst, src []byte)) error {
 			} else if !g.meeting.Expect(&g.posts[s.Req].key) {
 				return nil
 			}
-			g.busy[s.Req] = false
+			g.busy[s.Req], r.Buf = false, nil // the program may free its tensors
 			if err := r.Err(); err != nil {
 				return e.session.failed(e.mesh, &e.op.called, r, err)
 			}

@@ -65,8 +65,17 @@ func (s *session) fail(m transport.Mesh, o *called, cause error, culprit int) {
 }
 
 // timeOut ends the group because o timed out. It asks the other ranks and blames one of them, or a
-// link. Their answers go to the logger, at level debug.
+// link. Their answers go to the logger, at level debug. If many messages time out together, one asks: with the
+// questions of all of them, every rank and every link would look slow.
 func (s *session) timeOut(m transport.Mesh, o *called, peer int, cause error) {
+	select {
+	case s.asking <- struct{}{}:
+		defer func() { <-s.asking }()
+	case <-m.Failed():
+	}
+	if m.Fault() != nil || o.Work().IsCompleted() {
+		return
+	}
 	e := s.evidence(o, peer)
 	v := diagnose(m, lag.Watch, e)
 	if s.log.Enabled(context.Background(), slog.LevelDebug) {

@@ -167,6 +167,8 @@ func (b *Backend) hearAll(late context.Context, q *operation, reqs []*transport.
 	if len(missing) == 0 {
 		return failed
 	}
+	b.asking <- struct{}{}
+	defer func() { <-b.asking }()
 	v := diagnose(m, lag.Watch, b.evidence(&q.called, missing[0]))
 	if v.rank < 0 {
 		v = verdict{rank: missing[0], other: -1, why: "nothing else is known of them"}

@@ -44,6 +44,7 @@ type session struct {
 	log          *slog.Logger
 	onFailure    func(*work.Error) // may be nil
 	mismatchTold atomic.Bool       // an operation has returned how the ranks disagree
+	asking       chan struct{}     // full while the ranks are asked why an operation timed out
 
 	closed   chan struct{} // by close
 	watchers sync.WaitGroup

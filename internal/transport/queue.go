@@ -47,7 +47,9 @@ func (q *Queue[E]) Pop() E {
 	var none E
 	e := q.head
 	if e != none {
-		q.head, *e.Link() = *e.Link(), none
+		if q.head, *e.Link() = *e.Link(), none; q.head == none {
+			q.tail = none // or an empty queue would keep the memory of e
+		}
 	}
 	return e
 }

@@ -14,6 +14,9 @@ import (
 // stand still.
 const DefaultSilence = 15 * time.Second
 
+// longestPause is the longest pause before a question that Linux takes.
+const longestPause = 32767 * time.Second
+
 // traffic is what the system tells of connections; nothing where it does not tell.
 type traffic struct {
 	acked uint64        // bytes that the other host has acknowledged
@@ -66,7 +69,8 @@ func LimitSilence(conn net.Conn, d time.Duration) error {
 	if d < 0 || !ok {
 		return nil
 	}
-	if err := c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: !tcpsock.IsLocal(conn), Idle: 2 * d / 5, Interval: d / 5, Count: 3}); err != nil {
+	fifth := min(d/5, longestPause/2)
+	if err := c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: !tcpsock.IsLocal(conn), Idle: 2 * fifth, Interval: fifth, Count: 3}); err != nil {
 		return fmt.Errorf("keep-alive: %w", err)
 	}
 	if err := setUserTimeout(c, d); err != nil {

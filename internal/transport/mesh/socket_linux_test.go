@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"io"
+	"math"
 	"net"
 	"slices"
 	"testing"
@@ -48,6 +49,25 @@ func TestKeepAlive(t *testing.T) {
 		raw.Control(func(fd uintptr) { asks, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_KEEPALIVE) })
 		require.NoError(t, err)
 		require.Equal(t, tc.asks, asks, "%+v", tc)
+	}
+}
+
+// TestLongSilence: the system has limits for its times, and a Silence has none.
+func TestLongSilence(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer c.Close()
+	for _, d := range []time.Duration{7 * 24 * time.Hour, 30 * 24 * time.Hour, math.MaxInt64} {
+		require.NoError(t, LimitSilence(between{c.(*net.TCPConn), "192.0.2.1", "192.0.2.2"}, d), "%v", d)
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		require.NoError(t, err)
+		var ms int
+		raw.Control(func(fd uintptr) { ms, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) })
+		require.NoError(t, err)
+		require.EqualValues(t, min(d.Milliseconds(), math.MaxInt32), ms)
 	}
 }
 

@@ -166,8 +166,8 @@ func limitedRank(g *shm.Group, _ []string) error {
 }
 
 // limitFiles must not make rank 0 ask for more than it may have.
-func limitFiles() error {
-	return unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 1 << 30, Max: unix.RLIM_INFINITY})
+func limitFiles(bytes uint64) error {
+	return unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: bytes, Max: unix.RLIM_INFINITY})
 }
 
 func TestLimited(t *testing.T) {
@@ -176,6 +176,20 @@ func TestLimited(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "rank 0 has a limit on addresses or files (ulimit -v, -f)\n", line)
 		require.NoError(t, p.Wait())
+	}
+}
+
+// TestCramped: if the segments are longer than a file of rank 0 may be, no rank shares memory, and rank 0 lives.
+func TestCramped(t *testing.T) {
+	ps := startRanks(t, 2, "cramped")
+	for r, want := range []string{
+		`rank 0 cannot join: \d+ bytes of shared memory: files of this process may have 1048576 bytes \(ulimit -f\): file too large`,
+		"rank 1 cannot join: ",
+	} {
+		line, err := ps[r].out.ReadString('\n')
+		require.NoError(t, err, "rank %d", r)
+		require.Regexp(t, want, line)
+		require.NoError(t, ps[r].Wait())
 	}
 }
 

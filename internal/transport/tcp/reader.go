@@ -217,7 +217,7 @@ func (in *input) readOnce(read func(a, b []byte) (int, error)) error {
 			if in.filled(n); len(in.to) > 0 {
 				return nil
 			}
-			in.busy = false
+			in.busy, in.to = false, nil // nothing of a request's buffer may stay here
 			if err := in.endPayload(nil); err != nil {
 				return err
 			}

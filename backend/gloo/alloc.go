@@ -14,7 +14,7 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// ErrExhausted says that one of the ranks that share memory has no room for Alloc. All of them
+// ErrExhausted says that a rank of those that share memory has no room for Alloc. All of them
 // return it.
 var ErrExhausted = backend.ErrExhausted
 

@@ -79,8 +79,8 @@ func (b *Backend) listed(op work.OpType, name string, n int) error {
 	return nil
 }
 
-// parts checks that dimension 0 of one tensor is size times that of the other, and that the rest is
-// equal. With orStacked, whole may also have the shape [size, part...].
+// parts checks that dimension 0 of one tensor is size times that of the other, and that the other
+// dimensions are equal. With orStacked, whole may also have the shape [size, part...].
 func (b *Backend) parts(op work.OpType, whole, part *tensor.Tensor, orStacked bool) error {
 	if whole.DType() != part.DType() {
 		return bad(op, "dtypes differ: %v and %v", whole.DType(), part.DType())

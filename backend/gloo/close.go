@@ -26,8 +26,8 @@ func (d *departure) Error() string { return d.words }
 // have not ended fail with work.ErrClosed.
 //
 // On the native wire Close returns how the ranks' collectives differ, if they do and no operation
-// has returned it. For that, a rank whose last collective did not need all others waits up to 300
-// ms for ranks that have not called it.
+// has returned it. For that, a rank waits up to 300 ms for ranks that have not called its last
+// collective, if that did not need all ranks.
 //
 // If no collective is open, Close says goodbye: the other ranks can finish what does not need this
 // one. If a collective is open, or if the calling goroutine panics, the group ends on all ranks,

@@ -83,7 +83,7 @@
 // Coordinates travel as distances of one to eight bytes, or as one bit for each possible coordinate,
 // whichever is shorter. Values at one coordinate are added in rank order, or exactly with SumsExact.
 // The dense form adds as an all_reduce of a dense tensor does, and its sum of -0 is 0. A rank
-// allocates at most 256 MiB for what a peer announces; beyond that, memory grows with the data
+// allocates at most 256 MiB for data that a peer announces. Beyond that, memory grows with the data
 // that has arrived. BenchmarkSparse compares the forms.
 //
 // # Copies
@@ -98,9 +98,9 @@
 // A failed operation ends the group on all ranks, because Gloo's wire cannot take a message back.
 // PyTorch does so too, but not at once.
 //
-// Every pending and later operation then fails with a *work.Error. It names the rank that caused
-// it and gives the reason: the rank died, did not answer in time, was cancelled, or sent messages
-// that do not fit.
+// Every pending and later operation then fails with a *work.Error. It names the rank at fault and
+// the reason: the rank died, did not answer in time, was cancelled, or sent messages that do not
+// fit.
 //
 //   - A rank is asked before it is blamed for a timeout. It has 0.35 s to answer, or up to 3.5 s
 //     on a busy machine.

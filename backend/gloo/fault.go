@@ -106,7 +106,8 @@ func (s *session) blame(m transport.Mesh, o *called, v verdict, cause error) {
 	m.Abort(f)
 }
 
-// fault is what the other ranks are told of a verdict that self has reached because of cause.
+// fault is what self tells the other ranks of its verdict. cause is the error that made it look
+// for one.
 func (v verdict) fault(self int, cause error) *transport.Fault {
 	f := transport.NewFault(transport.FaultTimeout, v.rank, self, fmt.Errorf("%w; %s", cause, v.why))
 	if v.other >= 0 {

@@ -25,8 +25,8 @@ type Options struct {
 	// collectives take turns over them. All ranks need the same number.
 	//
 	// Empty means GLOO_SOCKET_IFNAME. If that is empty too, the connections use the address by
-	// which this host reaches the store (store.LocalAddrOf): with a store on a loopback address
-	// nothing leaves the host. If the store has no such address, Gloo's wire uses the address of
+	// which this host reaches the store (store.LocalAddrOf). With a store on a loopback address
+	// no byte leaves the host. If the store has no such address, Gloo's wire uses the address of
 	// the host's name, or else 127.0.0.1, as PyTorch does; the native wire listens on all
 	// addresses.
 	Interfaces []string

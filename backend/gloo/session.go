@@ -15,9 +15,9 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// session is what a rank shares with the other ranks of its group: connections, shared memory, and
-// the route of collectives over them. connect makes one. A session fails as one and is closed as
-// one. Only the session keeps meshes and routes.
+// session has what the ranks of a group share: connections, shared memory, and the route of
+// collectives over them. connect makes one. A session fails as one and is closed as one. Only the
+// session keeps meshes and routes.
 type session struct {
 	rank, size int
 	meshes     []transport.Mesh // one for each network interface

@@ -563,8 +563,8 @@ func (e *evidence) quickest(links map[pairOfRanks]time.Duration, r int, slow pai
 	return n, least, others
 }
 
-// latestRank returns the rank whose second latest answer is the latest, how late that is, and how late
-// that of other ranks is.
+// latestRank compares the second latest answer of each rank. It returns the rank with the latest one,
+// how late that is, and how late those of the other ranks are.
 func (e *evidence) latestRank() (v verdict, late, other time.Duration) {
 	first, second := make(map[int]time.Duration), make(map[int]time.Duration)
 	for k, d := range e.medians() {

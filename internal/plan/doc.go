@@ -106,8 +106,8 @@
 // # Bits
 //
 // A floating-point sum depends on the order of its operands. All ranks of an all-reduce always
-// get the same bits: one rank combines an element and others copy it, or several combine it from
-// the same operands in the same order. Beyond that, an algorithm has one of two orders:
+// get the same bits. Either one rank combines an element and others copy it, or several combine
+// it from the same operands in the same order. Beyond that, an algorithm has one of two orders:
 //
 //   - [AnyOrder]: the bits depend on the algorithm, the number of ranks, the length of the
 //     buffer, and the element's place in it. The same call gives the same bits again, whatever

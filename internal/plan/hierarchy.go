@@ -67,9 +67,9 @@ func (b *builder) between(l *Layout, rank int, of func(host int) int, off int64,
 
 // allReduceHierarchical reduces on each host, then between hosts. Each byte leaves a host as
 // often as if the host were one rank. If hosts have equal numbers of ranks, each rank reduces one
-// share on its host, all-reduces it with the ranks of the same index on other hosts, and sends
-// the result to its host. All shares run at the same time. Otherwise the first rank of each host
-// does all of it.
+// share on its host. It all-reduces that with the ranks of the same index on other hosts, and
+// sends the result to its host. All shares run at the same time. Otherwise the first rank of each
+// host does all of it.
 func (b *builder) allReduceHierarchical(rank int, l *Layout, bytes, elem int64, outer func(b *builder, rank, size int, bytes int64)) {
 	if bytes == 0 {
 		return

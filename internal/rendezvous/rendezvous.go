@@ -91,8 +91,8 @@ type Config struct {
 	// intervals. Nil means slog.Default().
 	Logger *slog.Logger
 
-	// LastSeen, if not nil, tells about a rank that has published nothing: what is known of it,
-	// and whether it waits for other ranks.
+	// LastSeen, if not nil, tells what is known of a rank that has published nothing, and whether
+	// it waits for other ranks.
 	LastSeen func(ctx context.Context, rank int) (what string, waits bool)
 
 	// Meeting, if not nil, is how the ranks find out who keeps them from meeting. All ranks are of
@@ -108,8 +108,8 @@ type Meeting interface {
 	// Lacks sets the function that says which ranks this one waits for at a moment.
 	Lacks(func() []int)
 
-	// Silent returns which ranks keep the others from meeting, where time has run out and this rank
-	// lacks some. None means that it is not known.
+	// Silent returns which ranks keep the others from meeting. It is called when time has run out
+	// and this rank lacks some. None means that it is not known.
 	Silent(lacking []int) []int
 }
 

@@ -47,10 +47,10 @@ type Mesh interface {
 	// mesh tells them to other ranks that diagnose a timeout.
 	SetProgress(issued, completed uint64)
 
-	// Diagnose asks every peer that can answer for its progress and for its connections: with
-	// the ranks that it waits for, and with the ranks about, two at most. It waits at most
-	// limit, and returns one Health for each rank. The ranks that are asked ask those ranks in
-	// turn, so a second Diagnose knows more.
+	// Diagnose asks every peer that can answer for its progress and for its connections. These
+	// are the ones with the ranks that it waits for, and with the ranks about, two at most. It
+	// waits at most limit, and returns one Health for each rank. The ranks that are asked ask
+	// those ranks in turn, so a second Diagnose knows more.
 	Diagnose(limit time.Duration, about ...int) []Health
 
 	// DiagnoseLink is Diagnose about ranks a and b, with long questions to some ranks. Of these, one that is

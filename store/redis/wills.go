@@ -31,8 +31,8 @@ import (
 // run that ended as a whole. The store passes them over. If they still do not listen later, it removes them without
 // their wills. It knows all other members to be of this run, or to listen.
 //
-// When new members take over a neighbour, the old ones look at it until they hear it once more. So a store that
-// dies while others come is missed by those who looked at it before.
+// When new members take over a neighbour, the old ones look at it until they hear it once more. So a store may
+// die while others come. Those that looked at it before miss it.
 //
 // After the server was away, stores come back at different times. So silence means nothing for a while, except
 // that of a neighbour that has come back.

@@ -7,7 +7,7 @@
 //	C10D_DEBUG_ADDR=127.0.0.1:6060 c10d run -n 4 -- ./train     # local rank k: port 6060+k
 //	c10d run -debug 127.0.0.1:6060 -n 4 -- ./train              # one page for all ranks
 //
-// A program can also mount it on a server of its own, which then decides who sees it:
+// A program can also mount it on its own server. That server then decides who sees it:
 //
 //	http.Handle("/debug/c10d", debug.New(g.Recorder(), debug.Options{}))
 //
@@ -17,8 +17,8 @@
 //
 // Serve lets everybody on the host see a page on a loopback address, and refuses other addresses
 // without mutual TLS or a token. A request that changes something is a POST with a number from the
-// page, so no other site can make a browser send it. A page without protection answers only if it is
-// asked for by a loopback name, so no other site can read it by a name of its own either.
+// page, so no other site can make a browser send it. A page without protection answers only requests
+// for a loopback name. So no other site can read it through a name of its own.
 //
 // # What it costs
 //

@@ -57,7 +57,7 @@ func (d *document) nav(f *frame, now string) {
 	d.put(` · <a href="?%sformat=json">JSON</a></span>`, f.Query)
 }
 
-// verdict writes what is wrong, and what a button has done.
+// verdict writes the verdict, and the result of a button.
 func (d *document) verdict(f *frame, level, text string, why []string) {
 	d.put(`<section class="verdict %s" id="verdict"><p class="text">%s</p>`+"\n", level, text)
 	if len(why) > 0 {

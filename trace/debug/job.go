@@ -29,7 +29,7 @@ type JobOptions struct {
 	// POST of form. It returns the body of the answer, with its type.
 	Ask func(ctx context.Context, rank int, form url.Values) (Answer, error)
 
-	// About says what is known of the process of a rank that does not answer. It may be nil.
+	// About is what is known of a process whose rank does not answer. It may be nil.
 	About func(rank int) string
 
 	// Dir is where dumps go, each time into a new directory.

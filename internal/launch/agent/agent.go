@@ -91,7 +91,7 @@ type Job struct {
 	// makes itself, and removes at the end. It needs one node: the agents of several cannot pass it on.
 	TLS bool
 
-	// Least and Most, if not 0, make the job elastic. A rank that fails is started again alone, and
+	// Least and Most, if not 0, make the job elastic. A rank that fails is started again alone. It
 	// joins the others, which go on. The job goes on with at least Least ranks.
 	Least, Most int
 

@@ -234,7 +234,7 @@ func unpacked(text []byte) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(r, maxAnswer))
 }
 
-// question is what node 0 asks another node's agent, and reply what that answers.
+// question is a question of node 0 to another node's agent. reply is the answer.
 type (
 	question struct {
 		Key    string        `json:"key"` // of the reply; see openKey
@@ -249,8 +249,8 @@ type (
 	}
 )
 
-// openKey is there as long as node 0 waits for a reply. An agent that was stopped finds questions of which node 0
-// knows nothing any more.
+// openKey is there as long as node 0 waits for a reply. An agent that was stopped finds questions that node 0 has
+// given up.
 func (q *question) openKey() string { return q.Key + "/open" }
 
 // pagesKey says that a node answers questions, and is the queue of these.

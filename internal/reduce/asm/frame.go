@@ -198,8 +198,8 @@ const (
 	joinAhead = 1 << 10
 )
 
-// join emits a function that sets dst to the combination of as many bytes of each operand, from
-// byte at on. dst has a positive multiple of step bytes, and may be one of the operands.
+// join emits a function that combines the bytes of all operands, from byte at on, into dst. It
+// combines len(dst) bytes, a positive multiple of step. dst may be one of the operands.
 func (g *generator) join(j joiner) {
 	j.name += g.level.name
 	g.Function(j.name)

@@ -361,8 +361,8 @@ func (p *Peer) TakePing() (a Pong, ok bool) {
 	return a, true
 }
 
-// answer describes this rank, with MaxLinks connections at most. Those that the question is about
-// come first, then those that waiting requests need: the silent ones, the moving ones, the others.
+// answer describes this rank, with MaxLinks connections at most. The ranks of the question come
+// first. Then come those that waiting requests need: the silent ones, the moving ones, the others.
 func (b *Base) answer(round uint64, about [2]int) Pong {
 	a := Pong{Round: round, Issued: b.issued.Load(), Completed: b.completed.Load()}
 	for _, p := range b.peers {

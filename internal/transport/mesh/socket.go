@@ -55,9 +55,10 @@ func EndOf(conn net.Conn, err error) error {
 // 2/5 of d without data, and then every fifth. Systems other than Linux notice lost data later.
 // Connections that are not TCP stay as they are.
 //
-// Nobody is asked on a connection within the host: it ends with the process at its other end. 256
-// ranks on two CPUs have 65000 ends of connections. Linux loses packets of the loopback interface
-// when more than 1000 wait for a CPU, and three lost questions ended connections of live ranks.
+// On a connection within the host nobody is asked: the connection ends with the process at its
+// other end. 256 ranks on two CPUs have 65000 ends of connections. Linux loses packets of the
+// loopback interface when more than 1000 wait for a CPU, and three lost questions ended
+// connections of live ranks.
 func LimitSilence(conn net.Conn, d time.Duration) error {
 	if d == 0 {
 		d = DefaultSilence

@@ -40,9 +40,9 @@ func (g *Group) Enter(number uint32, c *transport.Call) {
 	atomic.StoreUint64(g.self.last, entered|uint64(number))
 }
 
-// Begin sets the operation that the next collectives belong to. Their pieces carry its history,
-// so that ranks with another history notice. waits is called when one of them begins to wait for another rank for
-// more than a moment; it may be nil. Nothing else of the group may run meanwhile.
+// Begin sets the operation that the next collectives belong to. Their pieces carry its history, so that ranks
+// with another history notice. waits, which may be nil, is called when one of them begins a longer wait for
+// another rank. Nothing else of the group may run meanwhile.
 func (g *Group) Begin(number uint32, history uint64, waits func()) {
 	g.number, g.history, g.waits = number, history, waits
 }

@@ -20,7 +20,7 @@ type Limits struct {
 
 // defaultLimits returns the sizes from which BenchmarkCopies found one copy to be faster. One
 // rank makes a single copy, while two ranks share the work of two copies. So a single copy wins
-// where all ranks read at once, or where lines that were just written come slowly to another
+// in two cases: all ranks read at once, or lines that were just written come slowly to another
 // CPU. It needs one or two more rounds of waiting, which are expensive where ranks share CPUs.
 func defaultLimits(ranks int, ownCPUs bool) Limits {
 	l := never()

@@ -4,9 +4,9 @@ package shm
 
 import "unsafe"
 
-// copyUnchecked copies from memory of another rank in this process. The race detector
-// must not see it, because it does not see the words that order the copy: each rank has
-// its own mapping of them. It looks into copy and memmove, so this is a loop.
+// copyUnchecked copies from memory of another rank in this process. The race detector must not
+// see it. It does not see the words that order the copy, because each rank has its own mapping of
+// them. It looks into copy and memmove, so this is a loop.
 //
 //go:norace
 //go:nocheckptr

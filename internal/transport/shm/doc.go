@@ -124,13 +124,12 @@
 // all ranks' buffers in one pass if the operator has Join. Then it copies the other shares of the
 // section before. No barrier lies between: each rank publishes each section.
 //
-// A rank that gives up, closes or dies does not harm the others. A reader's mapping
-// stays until it closes the group, which waits for its operation. The file cannot
-// shrink, and freed pages read as zeros, so a read never faults. Once an owner gives
-// up, it may change what is being read, but it tells the others first. A reader looks
-// for that after each stretch, and returns an error. Only the owner ever writes to an
-// arena, so its buffers are its own again when a call returns. If a rank dies, its last
-// data stay. Something else has to notice the death.
+// A rank that gives up, closes or dies does not harm the others. A reader's mapping stays until
+// it closes the group, which waits for its operation. The file cannot shrink, and freed pages
+// read as zeros, so a read never faults. An owner that gives up may change memory that others
+// read, but it tells them first. A reader looks for that after each stretch, and returns an
+// error. Only the owner ever writes to an arena, so its buffers are its own again when a call
+// returns. If a rank dies, its last data stay. Something else has to notice the death.
 //
 // The garbage collector does not know this memory. Only [Group.Free] gives it back, and
 // its pages go back to the system at once. After Close, this rank's arena stays mapped

@@ -45,9 +45,9 @@ func (g *Group) allHave(need uint32) bool {
 	return true
 }
 
-// PostAllReduce publishes buf for the next collective, which must be an AllReduce of the same bytes, unless
-// that has to wait or is no small one. It reports whether the collective need not wait: every rank has
-// published its part.
+// PostAllReduce publishes buf for the next collective, which must be an AllReduce of the same bytes. It
+// does nothing if that has to wait or is too large. It reports whether the collective need not wait: every
+// rank has published its part.
 func (g *Group) PostAllReduce(buf []byte, elem int) (arrived bool) {
 	return len(buf) > 0 && g.post(header{kind: opAllReduce, elem: uint8(elem), bytes: uint64(len(buf))}, buf)
 }

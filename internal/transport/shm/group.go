@@ -127,8 +127,8 @@ func (e *RankError) Unwrap() error { return e.Err }
 //
 // A collective takes a function stop, which may be nil: it is the place for contexts and
 // deadlines. A waiting call asks it every few microseconds at first, later every few
-// milliseconds. An error that it returns ends the call and aborts the group: a rank that gives
-// up is out of step with the others for good.
+// milliseconds. An error from it ends the call and aborts the group: a rank that gives up cannot
+// get into step with the others again.
 type Group struct {
 	rank, size int
 	piece      int

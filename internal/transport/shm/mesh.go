@@ -20,8 +20,8 @@ const (
 	// sendrecv).
 	eager = 64 << 10
 
-	// restBytes is how much the next frames of such a message bring, and chunk how much the
-	// frames of a message that the receiver has asked for. 8 to 48 KiB make little difference.
+	// The next frames of such a message have restBytes. Those of a message that the receiver has
+	// asked for have chunk bytes. 8 to 48 KiB make little difference.
 	restBytes = 12 << 10
 	chunk     = 32 << 10
 

@@ -116,9 +116,9 @@ func (m *Mesh) Describe(f func(what [2]uint64) string) {
 	m.calls.describe = f
 }
 
-// Enter records this rank's call of operation number. Messages on the operation's slots carry
-// it. If another rank has made another call, under this number or an earlier one, the mesh
-// fails: now, or when the first message of that rank comes. op and seq go into the fault.
+// Enter records this rank's call of operation number. Messages on the operation's slots carry it.
+// If another rank has made another call under this or an earlier number, the mesh fails. It fails
+// now, or when the first message of that rank comes. op and seq go into the fault.
 func (m *Mesh) Enter(number uint32, c transport.Call, op uint8, seq uint64) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()

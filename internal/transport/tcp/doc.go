@@ -91,15 +91,13 @@
 // one is on its way. If they cannot be opened, the first connection carries
 // everything.
 //
-// A goroutine that posts a request also writes the frames that result, as far as
-// the socket takes them without waiting. The connection's own goroutine writes the
-// rest. Requests that are posted together (Mesh.Post) leave together. Before a
-// rank offers a message, it looks whether the GRANT has come. So when two ranks
-// exchange large messages, one says GRANT and OFFER, and the other answers with
-// GRANT, START and the whole message in one system call. A message to a waiting
-// receive costs one system call at the sender. At the receiver it wakes the reader,
-// and the goroutine that waits for the request. In the steady state a message
-// allocates nothing.
+// A goroutine that posts a request also writes the frames that result, as far as the socket takes
+// them without waiting. The connection's own goroutine writes the rest. Requests that are posted
+// together (Mesh.Post) leave together. Before a rank offers a message, it looks whether the GRANT
+// has come. Two ranks may exchange large messages. Then one sends GRANT and OFFER, and the other
+// answers with GRANT, START and the whole message in one system call. A message to a waiting
+// receive costs one system call at the sender. At the receiver it wakes the reader, and the
+// goroutine that waits for the request. In the steady state a message allocates nothing.
 //
 // # Polling
 //

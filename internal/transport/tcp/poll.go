@@ -150,8 +150,8 @@ func (m *Mesh) expecting(peers *[maxPolled]*pair, from int) int {
 	return from
 }
 
-// leave ends a PollUntil that has succeeded. Readers of connections that have to bring more are
-// resumed at once, the others when nobody has polled for some time.
+// leave ends a PollUntil that has succeeded. Readers of connections with more data to come are
+// resumed at once. The others are resumed when nobody has polled for some time.
 func (m *Mesh) leave() {
 	m.Mu.Lock()
 	var peers [maxPolled]*pair

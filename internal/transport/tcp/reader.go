@@ -277,7 +277,7 @@ func (in *input) filled(n int) {
 	in.p.got.Add(uint64(n))
 }
 
-// endPayload notes that the payload is in place, or that it does not come because of err.
+// endPayload notes that the payload is in place, or, with an err, that it does not come.
 func (in *input) endPayload(err error) error {
 	m := in.p.m
 	m.Mu.Lock()

@@ -6,8 +6,8 @@ import "net"
 
 const gatherVectors = 8
 
-// attempt writes what a socket takes without waiting, where that can be done:
-// not here, so the writers' goroutines do it all.
+// attempt would write the bytes that a socket takes without waiting. That cannot be done here, so
+// the writers' goroutines do it all.
 type tryWriter struct{}
 
 func newTryWriter(net.Conn) *tryWriter { return nil }

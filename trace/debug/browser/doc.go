@@ -1,3 +1,3 @@
 // Package browser tests the debug pages in a real browser, Debian's chromium. It is a module of its own
-// because of what that needs.
+// because it needs packages that drive a browser.
 package browser

@@ -33,8 +33,8 @@ func Bytes(n int, span uint64) int64 {
 	return int64(n) * int64(width(span))
 }
 
-// Encode writes keys, which must ascend and lie within span keys from from, to
-// dst, which must have the length that Bytes says.
+// Encode writes keys to dst, which must have the length that Bytes returns. The keys must ascend
+// and lie within span keys from from.
 func Encode(dst []byte, keys []uint64, from, span uint64) {
 	if asBits(len(keys), span) {
 		clear(dst)

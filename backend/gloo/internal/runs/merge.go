@@ -120,9 +120,9 @@ func sift(h []head, i int) {
 	}
 }
 
-// Sum adds up the rows of the runs that Union was called with last: values[i] has
-// row bytes for each key of run i. Row k of dst, whatever was in it, becomes what
-// the runs have for key k of the union, combined in the order of the runs.
+// Sum adds up the rows of the runs that Union was called with last: values[i] has row bytes for
+// each key of run i. Row k of dst becomes the rows that the runs have for key k of the union,
+// combined in the order of the runs. Its old contents do not matter.
 func (m *Merger) Sum(dst []byte, row int, values [][]byte, combine func(dst, src []byte)) {
 	if row == 0 {
 		return

@@ -75,10 +75,10 @@ func (r *Recorder) marshal() ([]byte, int) {
 	host, _ := os.Hostname()
 	d := dict{
 		{"version", formatVersion}, {"pg_config", config}, {"pg_status", status}, {"entries", entries},
-		{"rank", int64(number)}, {"host_name", host},
+		{"host_name", host},
 	}
-	if number < 0 {
-		d = slices.DeleteFunc(d, func(p pair) bool { return p.key == "rank" }) // ReadFile takes that of the file's name
+	if number >= 0 { // else ReadFile takes the number of the file's name
+		d = append(d, pair{"rank", int64(number)})
 	}
 	return append(pickle([]byte{opProto, 2}, d), opStop), number
 }

@@ -406,3 +406,21 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestDumpWithoutGroup: a process that is in no group yet has no number. It writes no file, which would be rank 0's, and
+// its dump takes the number of the name that somebody gives it.
+func TestDumpWithoutGroup(t *testing.T) {
+	dir := t.TempDir()
+	r := New(Options{Prefix: filepath.Join(dir, "rank_")})
+	_, err := r.Dump()
+	require.ErrorContains(t, err, "this process has no rank yet")
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, files)
+	var b bytes.Buffer
+	_, err = r.WriteTo(&b)
+	require.NoError(t, err)
+	f, err := parse("rank_3", b.Bytes())
+	require.NoError(t, err)
+	require.Equal(t, 3, f.Rank)
+}

@@ -96,9 +96,7 @@ func median(all []float64) float64 {
 //
 //	go test -run '^$' -bench Torch -benchtime 1x ./weights [-python FILE]
 func BenchmarkTorch(b *testing.B) {
-	if err := exec.Command(*python, "-c", "import torch").Run(); err != nil {
-		b.Skip("needs PyTorch: ", err)
-	}
+	requireTorch(b)
 	const n, rounds, watched = 512 << 20, 9, 6
 	st := store.NewHash()
 	defer st.Close()

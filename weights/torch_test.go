@@ -323,8 +323,8 @@ print("published to", used, flush=True)
 	}
 }
 
-// requireTorch skips a test that has no PyTorch.
-func requireTorch(t *testing.T) {
+// requireTorch skips a test or benchmark that has no PyTorch.
+func requireTorch(t testing.TB) {
 	t.Helper()
 	if err := exec.Command(*python, "-c", "import torch").Run(); err != nil {
 		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {

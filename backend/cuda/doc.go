@@ -152,8 +152,8 @@
 // devices with little memory. The first program on a machine compiles the kernels when it opens a
 // device, for 4 to 7 s, or 20 to 36 s with more than two ranks; CUDA keeps the result.
 //
-// All goes through the host in four cases: devices do not reach each other, ranks share a device,
-// there are more than 8 ranks, or kernels of one more group would not fit. [Backend.Explain] says
+// In four cases all goes through the host: devices do not reach each other; ranks share a device;
+// there are more than 8 ranks; kernels of one more group would not fit. [Backend.Explain] says
 // why.
 //
 // Ranks of one process must use one Driver, or drivers that both may register the

@@ -109,8 +109,8 @@ func (b *Backend) limitChecks(d time.Duration) {
 	}
 }
 
-// withDiagnosis returns how long a step of a check may take for an operation that may take d. 0 or less stays as it
-// is, and so does a d that no diagnosis can be added to.
+// withDiagnosis adds the time of a diagnosis to d, the limit of an operation. The sum is the limit of one step of a
+// check. 0 or less stays as it is, and so does a d so long that the sum would overflow.
 func withDiagnosis(d time.Duration) time.Duration {
 	if d <= 0 {
 		return d

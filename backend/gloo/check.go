@@ -79,7 +79,7 @@ func (b *Backend) listed(op work.OpType, name string, n int) error {
 	return nil
 }
 
-// parts checks that dimension 0 of one tensor is size times that of the other, and that the other
+// parts checks that dimension 0 of whole is size times that of part, and that their other
 // dimensions are equal. With orStacked, whole may also have the shape [size, part...].
 func (b *Backend) parts(op work.OpType, whole, part *tensor.Tensor, orStacked bool) error {
 	if whole.DType() != part.DType() {

@@ -59,11 +59,11 @@ func LeaveOut(c Config, run func(m *Machine) error, names ...string) (tried, unm
 }
 
 // FailEach runs a program again and again and lets another of its calls fail each time, until a
-// run has no more calls; it returns how many there were. It returns an error if the program does
-// one of four things: it succeeds although a call failed, returns another error than cause,
-// leaves something open, or leaves streams that can never go on. What is open is what
-// Machine.Stats counts when the program has returned. Orders are not checked: a program that
-// gives up need not keep them.
+// run has no more calls; it returns how many there were. It returns an error in four cases: the
+// program succeeds although a call failed; it returns another error than cause; it leaves
+// something open; it leaves streams that can never go on. What is open is what Machine.Stats
+// counts when the program has returned. Orders are not checked: a program that gives up need not
+// keep them.
 func FailEach(c Config, cause error, run func(m *Machine) error) (calls int, err error) {
 	c.NoCheck, c.Quiet = true, true
 	for k := 0; ; k++ {

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Crew is goroutines that combine parts of a rank's share side by side. They sleep while there is
-// nothing to do. If there are CPUs for that, they poll for a while before they sleep: threads
-// that sleep are woken one after the other.
+// crew is goroutines that combine parts of a rank's share side by side. They sleep while there is
+// nothing to do. Sleeping threads are woken one after the other. So the goroutines first poll for
+// a while, if there are CPUs for that.
 type crew struct {
 	N      int
 	linger time.Duration

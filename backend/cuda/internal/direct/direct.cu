@@ -327,14 +327,14 @@ struct Call {
 static_assert(sizeof(Call) == 352, "launch.go counts on it");
 
 // Spread is the parameters of an all_reduce of two ranks in which each writes its half of the result straight
-// to the other one. launch.go has the same layout.
+// to the other one, or of a reduce whose root reads the other rank's operand. launch.go has the same layout.
 struct Spread {
-  Call one;          // the same as a one-shot all_reduce, where a rank is not open
-  Call two;          // a reduce_scatter of the halves
-  u64 into;          // where the peer may write the result: a region of this rank, from 1 on, in the high 16 bits, and an offset
+  Call one;          // the same in one shot, where a rank is not open
+  Call two;          // of an all_reduce: a reduce_scatter of the halves
+  u64 into;          // where the peer may write the result, or read: a region of this rank, from 1 on, in the high 16 bits, and an offset
   const u64 *maps;   // where the peer's regions are
   const u32 *failed; // the peer's own failed word
-  u32 open;          // the peer may write
+  u32 open;          // the peer may write, or read
   u32 pad;
 };
 static_assert(sizeof(Spread) == 736, "launch.go counts on it");
@@ -779,7 +779,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     other.p = also;
     u32 over = Head && also != nullptr ? get(failed) : 0;
     const u32 owners = c.roles >> maxRanks;
-    const bool owner = Head || (owners >> c.rank & 1), gives = Head || (owners >> (1 - c.rank) & 1);
+    const bool owner = owners >> c.rank & 1, gives = owners >> (1 - c.rank) & 1;
 
     // Tile i is fetched two rounds before it is combined, and pushed one round before. What
     // the first push needs is asked for at once.
@@ -1239,48 +1239,100 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     if (told != 0) linger();
   }
 
-  // spread does an all_reduce of two ranks, of floats. Tile 0 of each channel tells where the peer may write. If
-  // both are open, a last tile says that all is there.
+  // spread does an all_reduce of two ranks, of floats, or a reduce. Tile 0 of each channel tells where the peer may
+  // write, or read. If both are open, a last tile says that all is there, or has been read.
   //
   // A lane that has failed returns from the kernel: the others may be at a credit, where they would wait for it.
   DEVICE void spread(const Spread &s) {
     const Call &c = s.one;
+    const u32 owners = c.roles >> maxRanks & 3;
+    const bool reads = owners != 3, root = owners >> c.rank & 1;
+    // A peer that fails must not write any more when this rank's kernel has ended. What it reads does not matter.
+    const u32 told = reads ? 0 : s.open;
     Channel head = here();
     if (!all(begin(c, head))) return;
     head.tiles = head.last = 1;
     Vec v[U];
 #pragma unroll
     for (int u = 0; u < U; u++) v[u] = (Vec){(u32)s.into, (u32)(s.into >> 32), s.open, 0};
-    if (!all(push(c, head, 0, 1, v) && take(c, head, 1 - c.rank, 0, v))) return stay(s.open);
+    // Operands are there before the peer is told so.
+    if (reads) asm volatile("fence.acq_rel.sys;" : : : "memory");
+    if (!all(push(c, head, 0, 1, v) && take(c, head, 1 - c.rank, 0, v))) return stay(told);
     const u64 into = (u64)from(v[0].y, 0) << 32 | from(v[0].x, 0);
     const bool open = s.open != 0 && from(v[0].z, 0) != 0;
+    u8 *theirs = open && into != 0 ? (u8 *)get(s.maps + (into >> 48) - 1) + (into & 0xffffffffffffull) : nullptr;
     Channel ch = head;
     ch.cur = head.cur + 1;
     u32 count = 0;
-    if (open) {
-      u8 *to = (u8 *)get(s.maps + (into >> 48) - 1) + (into & 0xffffffffffffull) + (c.rank == 0 ? 0 : s.two.part);
+    if (open && reads) {
+      if (root && !pull(c, head, theirs, s.failed)) return;
+      count = 1;
+#pragma unroll
+      for (int u = 0; u < U; u++) v[u] = (Vec)(1);
+      if (!all(root ? push(c, head, count, 1, v) : take(c, head, 1 - c.rank, count, v))) return;
+      credit(c, head, count);
+      count++;
+    } else if (open) {
       deal(s.two, ch);
       count = 1 + ch.tiles;
-      if (!tiles<true>(s.two, ch, to, s.failed)) return stay(s.open);
+      if (!tiles<true>(s.two, ch, theirs + (c.rank == 0 ? 0 : s.two.part), s.failed)) return stay(told);
       // The end is told for all lanes.
       syncWarp();
       asm volatile("fence.acq_rel.sys;" : : : "memory");
-      if (!all(true)) return stay(s.open);
+      if (!all(true)) return stay(told);
       Channel tail = head;
       tail.limit = ch.limit;
 #pragma unroll
       for (int u = 0; u < U; u++) v[u] = (Vec)(1);
       const bool ended = push(c, tail, count, 1, v) && take(c, tail, 1 - c.rank, count, v);
       asm volatile("fence.acq_rel.sys;" : : : "memory");
-      if (!all(ended)) return stay(s.open);
+      if (!all(ended)) return stay(told);
       credit(c, head, count);
       count++;
     } else {
       deal(c, ch);
       count = 1 + ch.tiles;
-      if (!tiles<true>(c, ch, nullptr, nullptr)) return stay(s.open);
+      if (!tiles<true>(c, ch, nullptr, nullptr)) return stay(told);
     }
     end(c, head, count, head.all);
+  }
+
+  // pull combines this rank's operand with the peer's, which it reads. It returns false, to all lanes, if the peer has
+  // failed: then its operand may have changed.
+  DEVICE bool pull(const Call &c, const Channel &head, u8 *theirs, const u32 *failed) {
+    Channel ch = head;
+    deal(c, ch);
+    const Part mine = from(c, ch, c.rank), result = to(c, ch, 0);
+    Part other = mine;
+    other.p = theirs;
+    // One lane has heard, and all read.
+    syncWarp();
+    asm volatile("fence.acq_rel.sys;" : : : "memory");
+    const u32 batch = 2; // tiles under way
+    for (u32 i = 0; i < ch.tiles; i += batch) {
+      Vec own[batch][U], x[batch][U];
+#pragma unroll
+      for (u32 b = 0; b < batch; b++)
+        if (i + b < ch.tiles) fetch(c, ch, other, i + b, x[b]);
+#pragma unroll
+      for (u32 b = 0; b < batch; b++)
+        if (i + b < ch.tiles) fetch(c, ch, mine, i + b, own[b]);
+#pragma unroll
+      for (u32 b = 0; b < batch; b++) {
+        if (i + b >= ch.tiles) continue;
+        prepare(c, own[b]);
+        prepare(c, x[b]);
+        combineTile<M, U, Sum>(own[b], x[b], false);
+        average(c, own[b]);
+        keep(c, ch, result, i + b, own[b]);
+      }
+    }
+    // All has been read before the peer is told so, and before this rank looks.
+    asm volatile("fence.acq_rel.sys;" : : : "memory");
+    syncWarp();
+    if (!any(get(failed) != 0)) return true;
+    report(c.host, c.failed, Aborted, 1 - c.rank, ch.w, ch.cur);
+    return false;
   }
 
   DEVICE u32 from(u32 v, u32 lane) { return (u32)__nvvm_shfl_sync_idx_i32(0xffffffff, (i32)v, (i32)lane, 31); }

@@ -75,7 +75,7 @@ func sums(d tensor.DType, ranks int) string {
 }
 
 // spreads returns the name of the kernel for an all_reduce whose ranks write straight to each other, "" if there is
-// none. With two ranks it is for sums and averages.
+// none. With two ranks it is for sums and averages, also for those of a reduce whose root reads.
 func spreads(d tensor.DType, ranks int) string {
 	if ranks == 2 && sums(d, ranks) == "" {
 		return ""
@@ -196,7 +196,7 @@ type Options struct {
 	DTypes []tensor.DType
 
 	shareDevices bool // tests have more ranks than devices, and few blocks
-	straight     int  // for tests: StraightBytes, 0 means the usual
+	straight     int  // for tests: StraightBytes, 0 means the usual. Other limits are multiples of it
 	rootReduces  int  // for tests: rootReducesUpTo, 0 means the usual
 }
 
@@ -211,7 +211,8 @@ type Form struct {
 	// Blocks is the most blocks of a launch. 0 and more than Options.Blocks mean Options.Blocks.
 	Blocks int
 
-	// Into is where the output lies in memory that the peers' kernels may write. Ranks may have any.
+	// Into is where the output lies in memory that the peers' kernels may write. In a reduce of two ranks it is where
+	// the input lies of the rank that is not the root, which the root may read. Ranks may have any.
 	Into Into
 }
 
@@ -455,7 +456,7 @@ func ParseMove(b []byte) Move {
 	return m
 }
 
-// Spread is what a kernel is told whose two ranks write straight to each other.
+// Spread is what a kernel is told whose two ranks write straight to each other, or of which one reads from the other.
 type Spread struct {
 	One, Two     Call
 	Into         Place
@@ -935,40 +936,49 @@ func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bo
 		_, spreads := c.bothShape(part, form, TwoShots)
 		return spreads && twoShots(n*d.Size(), c.ranks, form)
 	}
+	_, ok := c.spreadShape(part, d, op, form)
+	return ok && c.few(form, part)
+}
+
+// spreadShape returns the shape of a Spread with so long parts, and whether there can be one.
+func (c *Comm) spreadShape(part int, d tensor.DType, op backend.ReduceOp, form Form) (s Shape, ok bool) {
 	r, err := reduction(op, d, c.ranks)
-	if err != nil || !r.adds() || c.functions[d].spread == nil || !c.few(form, part) {
-		return false
+	if err != nil || !r.adds() || c.functions[d].spread == nil {
+		return s, false
 	}
-	// Each channel needs a tile.
-	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, Reduces)
-	return shape.Large && shape.Channels() <= part/window.SlotBytes(2)
+	s = c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, Reduces)
+	return s, s.Large && s.Channels() <= part/window.SlotBytes(2) // each channel needs a tile
 }
 
 // spreadSum is an all_reduce of two ranks with few blocks. The caller holds c.mu.
 func (c *Comm) spreadSum(s Launcher, dst, src driver.Ptr, bytes int, r reduced, f driver.Function, form Form) error {
 	part := partOf(bytes, c.ranks)
 	at := part * c.rank
-	b := c.both[:]
 	one := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, r: r}
 	two := step{dst: dst + driver.Ptr(at), src: src, part: part, srcStep: part, srcBytes: bytes, dstBytes: min(part, bytes-at), r: r}
-	number := c.next(s)
-	for i, x := range []step{one, two} {
-		c.describe(x)
-		binary.NativeEndian.PutUint32(c.call[callNumber:], number)
-		copy(b[i*callBytes:], c.call[:callBytes])
-	}
-	peer := 1 - c.rank
 	var into Place
 	open := form.Into.Region != 0 && dst%16 == 0
 	if open {
 		into = Place{form.Into.Region, int(dst - form.Into.At)}
 	}
+	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, Reduces)
+	return c.launchSpread(s, f, shape, one, two, into, open, driver.Reads(src, bytes), driver.Writes(dst, bytes))
+}
+
+// launchSpread launches the kernel of a Spread. The peer may write or read at a place if this rank is open. The caller
+// holds c.mu.
+func (c *Comm) launchSpread(s Launcher, f driver.Function, shape Shape, one, two step, into Place, open bool, reads, writes driver.Access) error {
+	b, peer, number := c.both[:], 1-c.rank, c.next(s)
+	for i, x := range []step{one, two} {
+		c.describe(x)
+		binary.NativeEndian.PutUint32(c.call[callNumber:], number)
+		copy(b[i*callBytes:], c.call[:callBytes])
+	}
 	binary.NativeEndian.PutUint64(b[spreadInto:], into.Word())
 	copy(b[spreadMaps:], c.call[moveMaps+8*peer:][:8])
 	copy(b[spreadFailed:], c.call[moveFailed+8*peer:][:8])
 	binary.NativeEndian.PutUint32(b[spreadOpen:], flag(open))
-	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, Reduces)
-	return c.run(s, f, shape, b, driver.Reads(src, bytes), driver.Writes(dst, bytes))
+	return c.run(s, f, shape, b, reads, writes)
 }
 
 // ReduceScatter combines the ranks' parts of n elements each: src has one for each rank, in

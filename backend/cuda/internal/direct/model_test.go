@@ -54,6 +54,9 @@ const (
 	beginning rule = "two shots give credit after their first round"
 	leaving   rule = "two shots leave less than half a ring without credit"
 	greeting  rule = "who gets nothing else of a rank takes tile 0 from it"
+	preparing rule = "an operand is there before its rank tells that it may be read"
+	holding   rule = "a rank whose operand is read waits until it has been"
+	asking    rule = "who has read looks whether the peer has failed"
 	marking   rule = "a tile that begins as one with a key gets a key"
 	awaiting  rule = "a tile with a key waits for it"
 	unmarking rule = "the place of a key is cleared"
@@ -62,6 +65,9 @@ const (
 
 // renewed is from how many tiles on a credit is renewed. One that is 2^31 tiles old would seem to be new.
 const renewed = 1 << 30
+
+// readRules are those of a root that reads.
+var readRules = []rule{opening, preparing, holding, asking}
 
 // straightRules are those of straight stores.
 var straightRules = []rule{opening, fencing, ending, voting, looking, lingering}
@@ -86,6 +92,7 @@ type modelCall struct {
 	// The roots of one-shot calls, -1 if it is another call. Only the root of a reduce gets operands. Only that of a
 	// broadcast gives data.
 	reduces, broadcasts int
+	reads               bool // the root of a reduce of two ranks reads the other one's operand if both are open
 }
 
 // fewModelTiles is up to how many tiles a channel go through the rings.
@@ -177,6 +184,7 @@ type modelLane struct {
 	limit    uint32
 	returned bool   // from the call
 	held     bool   // for a while
+	heads    int    // tiles before the first one with data
 	key      uint32 // of the tile that lane 0 takes
 	marked   bool   // that has one
 }
@@ -199,6 +207,7 @@ const (
 	anyCalls  mix = iota
 	messages      // of a lane: from rank 0 to rank 1, of lengths that both know
 	onlyShots     // in one launch
+	onlyReads     // reduces of two ranks whose root may read
 )
 
 func newModel(seed uint64, ranks int, without rule) *model {
@@ -216,7 +225,7 @@ func makeModel(seed uint64, ranks int, without rule, calls mix) *model {
 	if without == stopping {
 		m.absent = g.IntN(ranks)
 	}
-	if without == looking || without == lingering || without == voting {
+	if without == looking || without == lingering || without == voting || without == asking {
 		m.abort = g.IntN(mostSteps * ranks)
 	}
 	for range 4 + g.IntN(5) {
@@ -242,6 +251,9 @@ func makeModel(seed uint64, ranks int, without rule, calls mix) *model {
 				c.takers = append(c.takers, kind == 0 || (kind == 1) == (r != root))
 			}
 		}
+		if calls == onlyReads {
+			c = modelCall{}
+		}
 		c.keyed, c.reduces, c.broadcasts = g.IntN(2) == 0, -1, -1
 		if !c.parts {
 			switch root := g.IntN(ranks); {
@@ -250,6 +262,11 @@ func makeModel(seed uint64, ranks int, without rule, calls mix) *model {
 			case ranks > 2 && g.IntN(2) == 0:
 				c.broadcasts = root
 			}
+			if calls == onlyReads {
+				c.reduces = g.IntN(ranks)
+			}
+			c.reads = ranks == 2 && c.reduces >= 0 && (calls == onlyReads || g.IntN(2) == 0)
+			c.keyed = c.keyed && !c.reads
 		}
 		for range m.channels {
 			c.tiles = append(c.tiles, g.IntN(most+1))
@@ -576,6 +593,7 @@ func (l *modelLane) run() {
 				if !m.failed[r] {
 					m.written(r, call)
 				}
+				m.reuse(r, call)
 			}
 			return m.done[r] > call
 		})
@@ -585,6 +603,7 @@ func (l *modelLane) run() {
 func (l *modelLane) kernel() {
 	m, r, ch := l.m, l.w.rank, l.w.channel
 	c := m.calls[l.call]
+	l.heads = 0
 	if c.moves != nil {
 		l.mover(c)
 		return
@@ -605,6 +624,16 @@ func (l *modelLane) kernel() {
 	l.limit = prev + uint32(m.depth)
 	if m.without == last {
 		l.limit = l.cur + uint32(m.depth)
+	}
+	if c.reads {
+		switch open, ok := l.meetRoot(c, tiles); {
+		case !ok:
+			return
+		case open:
+			l.pull(c, tiles)
+			return
+		}
+		l.cur, l.heads = l.cur+1, 1
 	}
 	if !l.push(0) {
 		return
@@ -642,7 +671,86 @@ func (l *modelLane) kernel() {
 		}
 		l.credits(i)
 	}
-	l.finish(tiles)
+	l.cur -= uint32(l.heads)
+	l.finish(l.heads + tiles)
+}
+
+// meetRoot is the first tile of a reduce whose root may read. Open reports whether it does; ok is false if the call has
+// failed. The operand is what came before the kernel in its stream.
+func (l *modelLane) meetRoot(c modelCall, tiles int) (open, ok bool) {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	for i := 0; r != c.reduces && c.open[r] && i < tiles; i++ {
+		l.store(m.place(r, r, ch, i, l.n), m.operand(r, 0, l.call, ch, i, l.n), false)
+	}
+	l.syncWarp()
+	var after []*modelStore
+	if m.without != preparing {
+		after = append(append(after, l.w.before...), l.mine...)
+	}
+	if ok = true; l.n == 0 {
+		ok = l.head(0, c.open[r], after...) && l.hearOpen(c.open[r])
+	}
+	ok = l.vote(ok)
+	return l.w.open, ok
+}
+
+// pull is a reduce whose root reads. The model does not change the order of loads.
+func (l *modelLane) pull(c modelCall, tiles int) {
+	m, r, ch := l.m, l.w.rank, l.w.channel
+	peer, at := 1-r, 0
+	if r == c.reduces {
+		var wrong error
+		for i := range tiles {
+			l.wait(nil)
+			got, want := m.mem[m.place(peer, peer, ch, i, l.n)], m.operand(peer, 0, l.call, ch, i, l.n)
+			if got != want && wrong == nil {
+				wrong = fmt.Errorf("the root reads %#x in call %d, channel %d, tile %d, lane %d, want %#x", got, l.call, ch, i, l.n, want)
+			}
+		}
+		l.wait(nil)
+		gone := m.failed[peer] && m.without != asking
+		if gone && !m.failed[r] {
+			m.failed[r], m.failedIn[r] = true, l.call
+		}
+		if !l.vote(!gone) {
+			return
+		}
+		if wrong != nil {
+			m.fault = wrong
+			return
+		}
+		at = m.slot(peer, r, ch, l.cur+1, 0)
+		if l.n == 0 {
+			l.store(at, 1, true)
+		}
+	} else {
+		ok := true
+		if at = m.slot(r, peer, ch, l.cur+1, 0); l.n == 0 && m.without != holding {
+			if ok = l.wait(func() bool { return l.load(at) != free }); ok {
+				l.store(at, free, false)
+			}
+		}
+		if !l.vote(ok) {
+			return
+		}
+	}
+	if 2%(m.depth/2) == 0 {
+		l.publish(2)
+	}
+	l.finish(2)
+}
+
+// reuse writes other data where the root may have read, when a rank's call has ended.
+func (m *model) reuse(r, call int) {
+	c := m.calls[call]
+	if !c.reads || r == c.reduces {
+		return
+	}
+	for ch, tiles := range c.tiles {
+		for i := range tiles * lanesOfWarp {
+			m.mem[m.place(r, r, ch, i/lanesOfWarp, i%lanesOfWarp)] = uint32(call)
+		}
+	}
 }
 
 // put gives tile t of the call to a peer: of has the words of the lanes.
@@ -727,7 +835,7 @@ func (l *modelLane) credits(i int) {
 	if m.without == halves {
 		every = m.depth
 	}
-	if (i+1)%every == 0 {
+	if (i+l.heads+1)%every == 0 {
 		l.publish(i + 1)
 	}
 }
@@ -1208,15 +1316,15 @@ func (l *modelLane) tellEnd(t int) bool {
 	return true
 }
 
-// head gives all peers tile 0 of a move: the longest span, and whether the rank is open.
-func (l *modelLane) head(most int, open bool) bool {
+// head gives all peers tile 0 of a move: the longest span, and whether the rank is open. It may come after other stores.
+func (l *modelLane) head(most int, open bool, after ...*modelStore) bool {
 	m, r, ch := l.m, l.w.rank, l.w.channel
 	if !l.room(0) {
 		return false
 	}
 	for k := 1; k < m.ranks; k++ {
 		p := (r + k) % m.ranks
-		l.store(m.slot(p, r, ch, l.cur, 0), uint32(most)<<1|flag(open), true)
+		l.store(m.slot(p, r, ch, l.cur, 0), uint32(most)<<1|flag(open), true, after...)
 	}
 	return true
 }
@@ -1349,6 +1457,30 @@ func TestModelTwoShots(t *testing.T) {
 		t.Run(string(without), func(t *testing.T) {
 			for seed := range uint64(2000) {
 				if err := makeModel(seed, 3, without, onlyShots).run(); err != nil {
+					t.Logf("seed %d: %v", seed, err)
+					return
+				}
+			}
+			t.Fatal("nothing went wrong")
+		})
+	}
+}
+
+// TestModelReads holds that reduces of two ranks whose root may read are right, and that each rule is needed for them.
+func TestModelReads(t *testing.T) {
+	for seed := range uint64(400) {
+		require.NoError(t, makeModel(seed, 2, nothing, onlyReads).run(), "seed %d", seed)
+		m := makeModel(seed, 2, nothing, onlyReads)
+		m.absent = int(seed) % 2
+		require.NoError(t, m.run(), "a rank stays away, seed %d", seed)
+		m = makeModel(seed, 2, nothing, onlyReads)
+		m.abort = int(seed*7919) % (mostSteps * 2)
+		require.NoError(t, m.run(), "aborted, seed %d", seed)
+	}
+	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, renewing}, readRules...) {
+		t.Run(string(without), func(t *testing.T) {
+			for seed := range uint64(2000) {
+				if err := makeModel(seed, 2, without, onlyReads).run(); err != nil {
 					t.Logf("seed %d: %v", seed, err)
 					return
 				}

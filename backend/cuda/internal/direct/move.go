@@ -214,11 +214,27 @@ func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) erro
 
 // BroadcastSpreads reports whether Form.Into is of use to a broadcast of so many bytes.
 func (c *Comm) BroadcastSpreads(bytes int, form Form) bool {
-	return c.ranks == 2 || c.ReduceSpreads(bytes, form)
+	return c.ranks == 2 || c.rootedSpreads(bytes, form)
 }
 
-// ReduceSpreads reports whether Form.Into is of use to a reduce of so many bytes.
-func (c *Comm) ReduceSpreads(bytes int, form Form) bool {
+// ReduceSpreads reports whether Form.Into is of use to a rank of a reduce. With two ranks it is to the one that is not
+// the root: the root reads its input.
+func (c *Comm) ReduceSpreads(n int, d tensor.DType, op backend.ReduceOp, root int, form Form) bool {
+	if c.ranks == 2 {
+		_, pulls := c.pullShape(n*d.Size(), d, op, form)
+		return pulls && c.rank != root
+	}
+	return c.rank == root && c.rootedSpreads(n*d.Size(), form)
+}
+
+// pullShape returns the shape of a reduce of two ranks, and whether its root reads the other rank's input, if it may.
+// Reads are faster than the rings by 4 %, and begin and end later.
+func (c *Comm) pullShape(bytes int, d tensor.DType, op backend.ReduceOp, form Form) (s Shape, pulls bool) {
+	s, ok := c.spreadShape(bytes, d, op, form)
+	return s, ok && bytes >= 512*c.o.straight
+}
+
+func (c *Comm) rootedSpreads(bytes int, form Form) bool {
 	if !c.rootedShots(bytes, form) {
 		return false
 	}
@@ -258,7 +274,24 @@ func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op
 		// It takes part, and keeps nothing.
 		x.dstBytes, x.dstRange = 0, 0
 	}
+	if c.ranks == 2 {
+		if shape, pulls := c.pullShape(bytes, d, op, form); pulls {
+			return c.pull(s, x, c.functions[d].spread, shape, root, form)
+		}
+	}
 	return c.enqueue(s, x)
+}
+
+// pull is a reduce of two ranks whose root reads the other one's input, if it may. The caller holds c.mu.
+func (c *Comm) pull(s Launcher, x step, f driver.Function, shape Shape, root int, form Form) error {
+	open := (x.src|x.dst)%16 == 0
+	var at Place
+	if c.rank != root {
+		if open = open && form.Into.Region != 0; open {
+			at = Place{form.Into.Region, int(x.src - form.Into.At)}
+		}
+	}
+	return c.launchSpread(s, f, shape, x, x, at, open, driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
 }
 
 // reducers returns the ranks that combine a part each in a reduce of two shots. The root gets all results, and its link

@@ -72,6 +72,45 @@ func TestSimulated(t *testing.T) {
 	}
 }
 
+// TestRootReads holds that the root of a reduce of two ranks reads the other one's input where that has told.
+func TestRootReads(t *testing.T) {
+	u := simulated(2)
+	u.direct.DTypes = []tensor.DType{tensor.Float32}
+	const n = 4096 // floats
+	threads(t, u, drivers(t, machine(t, 2, 1), 2, true), func(m *member) error {
+		mem, host, into, err := m.registered(2 * 4 * n)
+		if err != nil {
+			return err
+		}
+		defer mem.Close()
+		defer host.Close()
+		direct.SetShape(m.c, direct.Shape{Blocks: 1, Threads: 32, Large: true})
+		for i := range 2 * n {
+			binary.LittleEndian.PutUint32(host.Bytes()[4*i:], math.Float32bits(float32((m.rank+1)*i)))
+		}
+		if err := m.s.Copy(mem.Ptr(), host.Ptr(), mem.Len()); err != nil {
+			return err
+		}
+		// What is told is n numbers behind the input.
+		into.At -= 4 * n
+		root := 1
+		err = m.c.Reduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Float32, backend.Sum(), root, direct.Form{Into: into})
+		if err = errors.Join(err, m.s.Copy(host.Ptr(), mem.Ptr(), mem.Len()), m.sync()); err != nil {
+			return err
+		}
+		for i := range 2 * n {
+			want := float32((m.rank + 1) * i)
+			if m.rank == root && i < n {
+				want += float32(i + n)
+			}
+			if got := math.Float32frombits(binary.LittleEndian.Uint32(host.Bytes()[4*i:])); got != want {
+				return fmt.Errorf("rank %d: number %d is %v, want %v", m.rank, i, got, want)
+			}
+		}
+		return nil
+	})
+}
+
 // TestStraight holds that sums, broadcasts and reduces write straight to registered memory. They write only to what is
 // given.
 func TestStraight(t *testing.T) {
@@ -95,7 +134,7 @@ func TestStraight(t *testing.T) {
 					binary.LittleEndian.PutUint32(host.Bytes()[4*i:], math.Float32bits(float32((m.rank+1)*(i%100+round))))
 				}
 				at, form := mem.Ptr()+4*n, direct.Form{Blocks: 1, Into: into, TwoShot: m.ranks > 2}
-				if m.rank == 1 && round/3 == 2 {
+				if (m.rank == 1 || m.ranks == 2) && round/3 == 2 {
 					form.Into = direct.Into{} // all go through the rings
 				}
 				err := m.s.Copy(mem.Ptr(), host.Ptr(), mem.Len())
@@ -117,8 +156,8 @@ func TestStraight(t *testing.T) {
 					mine = 2
 					err = errors.Join(err, m.c.Broadcast(m.s, at, 4*n, 1, form))
 				default:
-					if m.c.ReduceSpreads(4*n, form) != (m.ranks > 2) {
-						return errors.New("a reduce spreads with two ranks, or does not with more")
+					if m.c.ReduceSpreads(n, tensor.Float32, op, 1, form) != ((m.rank == 1) == (m.ranks > 2)) {
+						return errors.New("a reduce needs memory of ranks other than the root, or with two ranks of the root")
 					}
 					if m.rank != 1 {
 						mine = float32(m.rank + 1)

@@ -9,6 +9,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/backend/cuda/internal/registered"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -126,8 +127,8 @@ func (c *Call) reduce(p *Part) error {
 		return err
 	}
 	form := p.Form
-	if c.d.comm.ReduceSpreads(t.ByteLen(), form) {
-		form = c.form(p, at)
+	if c.d.comm.ReduceSpreads(p.N, t.DType(), p.Op, p.Root, form) {
+		form.Into = c.into(p.In, at, registered.Everyone)
 	}
 	if err := c.collective(c.d.comm.Reduce(c.stream, at, at, p.N, t.DType(), p.Op, p.Root, form)); err != nil || len(p.Out) == 0 {
 		return err

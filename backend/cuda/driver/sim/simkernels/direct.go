@@ -101,8 +101,9 @@ func moveTiles(k *sim.Run) error {
 	return nil
 }
 
-// spreadTiles is an all_reduce of two ranks. The first piece tells where the peer may write. If both are open,
-// each combines its half and puts it to both, and another piece says that all is there.
+// spreadTiles is an all_reduce or a reduce of two ranks. The first piece tells where the peer may write, or read. If
+// both are open, each combines its half and puts it to both, or the root reads the other one's operand. Another piece
+// says that all is there, or has been read.
 func spreadTiles(k *sim.Run, d tensor.DType) error {
 	m := direct.ParseSpread(k.Arg(0))
 	x := exchanger{k: k, c: m.One}
@@ -114,6 +115,13 @@ func spreadTiles(k *sim.Run, d tensor.DType) error {
 	into[1-x.c.Rank] = m.Into
 	open, told := x.tell(m.Open, &into)
 	if !told {
+		return nil
+	}
+	reads := x.c.Owners != 3
+	if open && reads {
+		if x.pull(m, into[1-x.c.Rank], d) {
+			x.end()
+		}
 		return nil
 	}
 	if open {
@@ -261,10 +269,37 @@ func (x *exchanger) reach(p int, maps, failed driver.Ptr, into direct.Place, off
 		x.fail(p, window.Aborted)
 		return false
 	}
-	at := maps + driver.Ptr(8*(into.Region-1))
-	base := driver.Ptr(k.Load(at)) | driver.Ptr(k.Load(at+4))<<32
-	copy(k.Reached(base+driver.Ptr(into.Off+off), len(b)), b)
+	copy(x.theirs(maps, into, off, len(b)), b)
 	return true
+}
+
+// theirs returns n bytes at an offset from where a peer has told.
+func (x *exchanger) theirs(maps driver.Ptr, at direct.Place, off, n int) []byte {
+	entry := maps + driver.Ptr(8*(at.Region-1))
+	base := driver.Ptr(x.k.Load(entry)) | driver.Ptr(x.k.Load(entry+4))<<32
+	return x.k.Reached(base+driver.Ptr(at.Off+off), n)
+}
+
+// pull is a reduce of two ranks whose root reads the other one's operand. Then a piece tells that rank so. It returns
+// false if the call has failed.
+func (x *exchanger) pull(m direct.Spread, at direct.Place, d tensor.DType) bool {
+	c, peer := x.c, 1-x.c.Rank
+	root := in(c.Owners, c.Rank)
+	if root {
+		a := x.arithmetic(d)
+		operands := make([][]byte, c.Ranks)
+		operands[c.Rank] = x.part(0, 0, c.Part)
+		operands[peer] = bytes.Clone(x.theirs(m.Maps, at, 0, c.Part))
+		for _, b := range operands {
+			a.before(b)
+		}
+		x.keep(0, 0, a.combine(operands))
+		if x.k.Load(m.Failed) != 0 {
+			x.fail(peer, window.Aborted)
+			return false
+		}
+	}
+	return x.swap(func(int) []byte { return make([]byte, one(root)) }, func(int) int { return one(!root) }, func(int, []byte) bool { return true })
 }
 
 // meet waits until all peers have said that all is there.

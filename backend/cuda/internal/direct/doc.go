@@ -126,6 +126,19 @@
 // With more ranks the same holds for any operator, in a call of two shots, also a broadcast. A rank that gets no results
 // counts as open. If a rank is not open, results go through the rings.
 //
+// # Reads
+//
+// The root of a reduce of two ranks reads the other one's input, if that is registered. It does so for sums and
+// averages of floats from 128 MiB on. Tile 0 tells where the root may read, and whether both ranks are open. If both
+// are, the call counts two tiles:
+//
+//   - tile 0; the input was there before
+//   - when the root has read and its lanes have fenced: the end. The other rank waits for it, so its input stays as it
+//     is until then.
+//
+// A rank that fails does not wait. So the root looks whether the other one has failed, after it has read and before it
+// tells the end. If not, that rank's kernel was still there, and so was its input.
+//
 // The tests have a model of the protocol, with ranks of any pace and stores that overtake each
 // other. They show that each rule is needed.
 //

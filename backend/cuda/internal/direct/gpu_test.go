@@ -70,6 +70,7 @@ var jobs = map[string]func(m *member) error{
 	"bench":  bench,
 	"shapes": shapes,
 	"moves":  moves,
+	"reads":  func(m *member) error { return reads(m, 8*m.rounds, m.most) },
 }
 
 // number is a test's size, from the environment.
@@ -429,6 +430,16 @@ func TestLarge(t *testing.T) {
 func TestFailures(t *testing.T) {
 	gpus(t)
 	processes(t, "fail")
+}
+
+// TestReads has roots that read inputs which are overwritten right after the calls.
+func TestReads(t *testing.T) {
+	gpus(t)
+	if gpuRanks > 2 {
+		t.Skip("one of two ranks reads")
+	}
+	processes(t, "reads")
+	threads(t, onGPUs(), one(gpus(t), gpuRanks), jobs["reads"])
 }
 
 func TestGraph(t *testing.T) { threads(t, onGPUs(), one(gpus(t), gpuRanks), jobs["graph"]) }
@@ -864,6 +875,78 @@ func check(m *member, rounds, most int) error {
 	}
 	if m.rank == 0 && m.delay != nil {
 		fmt.Fprintf(os.Stderr, "%d operations on %d MiB were right\n", done, moved>>20)
+	}
+	return nil
+}
+
+// reads has random sums of floats to a root of two, of up to so many bytes. Some inputs are not registered.
+func reads(m *member, rounds, most int) error {
+	mem, err := m.v.Alloc(2 * most)
+	if err != nil {
+		return err
+	}
+	defer mem.Close()
+	host, err := m.d.AllocHost(most)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	into, err := m.into(mem)
+	if err != nil {
+		return err
+	}
+	shape := direct.Shape{Blocks: 4, Threads: 128, Large: true}
+	if most, _ := m.w.Shape(); most < shape.Channels() {
+		shape = direct.Shape{Blocks: 1, Threads: 32, Large: true}
+	}
+	direct.SetShape(m.c, shape)
+	least := shape.Channels() * window.SlotBytes(2)
+	g := rand.New(rand.NewPCG(uint64(number("C10D_DIRECT_SEED", 1)), 9)) // the same on all ranks
+	mine := rand.New(rand.NewPCG(1, uint64(m.rank)))
+	pulled := 0
+	for i := range rounds {
+		o := operation{kind: reduce, d: dtypes[g.IntN(3)], op: ops[g.IntN(2)], seed: g.Uint64()}
+		o.n = (least + g.IntN(most-least)) / o.d.Size()
+		n, root := o.n*o.d.Size(), o.root(2)
+		if i%4 != 0 {
+			o.form.Into = into
+		}
+		var in [][]byte
+		for r := range m.ranks {
+			in = append(in, make([]byte, n))
+			fill(in[r], o.d, o.seed+uint64(r))
+		}
+		copy(host.Bytes(), in[m.rank])
+		src, dst := mem.Ptr(), mem.Ptr()+driver.Ptr(most)
+		if g.IntN(2) == 0 {
+			dst = src
+		}
+		err := m.s.Copy(src, host.Ptr(), n)
+		if mine.IntN(2) == 0 && m.delay != nil {
+			l := driver.Launch{Function: m.delay, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1}, Args: new(driver.Args).Uint64(uint64(mine.IntN(200000)))}
+			err = errors.Join(err, m.s.Launch(&l))
+		}
+		if m.c.ReduceSpreads(o.n, o.d, o.op, 1-m.rank, o.form) && i%4 != 0 {
+			pulled++
+		}
+		err = errors.Join(err, m.do(o, dst, src))
+		if m.rank != root {
+			dst = src
+			err = errors.Join(err, m.s.Memset(src, 0xee, n))
+		}
+		if err = errors.Join(err, m.s.Copy(host.Ptr(), dst, n), m.sync()); err != nil {
+			return fmt.Errorf("%v: %w", o, err)
+		}
+		want, err := o.expect(m.rank, in)
+		if err != nil {
+			return err
+		}
+		if m.rank == root && !same(o.d, want, host.Bytes()[:n]) {
+			return fmt.Errorf("the root %d of reduce %d has a wrong result: %v", root, i, o)
+		}
+	}
+	if pulled < rounds/2 {
+		return fmt.Errorf("roots could read in %d of %d calls", pulled, rounds)
 	}
 	return nil
 }

@@ -72,6 +72,15 @@ func TestSimulated(t *testing.T) {
 	}
 }
 
+// TestReadsSimulated is TestReads on simulated devices.
+func TestReadsSimulated(t *testing.T) {
+	u := simulated(2)
+	u.most = 30_000
+	for _, apart := range []bool{false, true} {
+		threads(t, u, drivers(t, machine(t, 2, 5), 2, apart), jobs["reads"])
+	}
+}
+
 // TestRootReads holds that the root of a reduce of two ranks reads the other one's input where that has told.
 func TestRootReads(t *testing.T) {
 	u := simulated(2)

@@ -211,8 +211,8 @@ type Form struct {
 	// Blocks is the most blocks of a launch. 0 and more than Options.Blocks mean Options.Blocks.
 	Blocks int
 
-	// Into is where the output lies in memory that the peers' kernels may write. In a reduce of two ranks it is where
-	// the input lies of the rank that is not the root, which the root may read. Ranks may have any.
+	// Into is where the output lies in memory that the peers' kernels may write. In a reduce of two ranks the root may
+	// read the input of the other rank. Into is where that lies. Ranks may have any.
 	Into Into
 }
 
@@ -456,7 +456,7 @@ func ParseMove(b []byte) Move {
 	return m
 }
 
-// Spread is what a kernel is told whose two ranks write straight to each other, or of which one reads from the other.
+// Spread is what a kernel of two ranks is told. The ranks write straight to each other, or one reads from the other.
 type Spread struct {
 	One, Two     Call
 	Into         Place

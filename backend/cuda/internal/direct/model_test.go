@@ -1466,7 +1466,7 @@ func TestModelTwoShots(t *testing.T) {
 	}
 }
 
-// TestModelReads holds that reduces of two ranks whose root may read are right, and that each rule is needed for them.
+// TestModelReads holds that reduces of two ranks are right if the root may read. Each rule is needed.
 func TestModelReads(t *testing.T) {
 	for seed := range uint64(400) {
 		require.NoError(t, makeModel(seed, 2, nothing, onlyReads).run(), "seed %d", seed)

@@ -81,7 +81,7 @@ func TestReadsSimulated(t *testing.T) {
 	}
 }
 
-// TestRootReads holds that the root of a reduce of two ranks reads the other one's input where that has told.
+// TestRootReads holds that the root of a reduce of two ranks reads from the address that the other rank has told.
 func TestRootReads(t *testing.T) {
 	u := simulated(2)
 	u.direct.DTypes = []tensor.DType{tensor.Float32}

@@ -129,6 +129,34 @@ func TestScripts(t *testing.T) {
 	}
 }
 
+// TestQuick compares the jobs of quick runs with all: every environment is in them, and every job is
+// compared with one of PyTorch ranks alone.
+func TestQuick(t *testing.T) {
+	for v, want := range map[version]int{113: 28, 206: 31} {
+		count := func(quick bool) (kinds map[string]bool, n int) {
+			kinds = map[string]bool{}
+			for _, same := range jobs(v, takenBy(v), 1, quick, false) {
+				require.Equal(t, "PyTorch alone", same[0].Name)
+				require.Greater(t, len(same), 1)
+				n += len(same)
+				for _, j := range same[1:] {
+					require.NotEmpty(t, j.Kind)
+					kinds[j.Kind] = true
+				}
+			}
+			return kinds, n
+		}
+		every, all := count(false)
+		kinds, n := count(true)
+		require.Equal(t, want, n, "PyTorch %v", v)
+		require.Less(t, n, all)
+		for kind := range every {
+			matrix := strings.Contains(kind, "in every place") || strings.HasSuffix(kind, "Go alone")
+			require.True(t, matrix || kinds[kind], kind)
+		}
+	}
+}
+
 // TestGroupsInGroups checks that every such script has operations in groups of each kind while
 // others exist. Members of a local group must be in equally many groups, because PyTorch makes
 // its name from that number.

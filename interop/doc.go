@@ -20,7 +20,8 @@
 // sub-groups. Tensors have no, one or an odd number of elements, whole numbers and fractions.
 // Some have several segments of Gloo's ring (more than 2 MiB a rank).
 //
-// With -quick one rank in groups of three to five is in some places only.
+// With -quick a group of each size has one Go or PyTorch rank in one place only. Worlds of 4 and 5
+// run a fifth of the operations. Later jobs that repeat others in other places are left out.
 //
 // Then a shorter script in other environments:
 //

@@ -24,6 +24,9 @@ const python = "/usr/bin/python3"
 
 // TestShort is a small part of what "make interop" does.
 func TestShort(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make interop has it")
+	}
 	if err := exec.Command(python, "-c", "import torch.distributed").Run(); err != nil {
 		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
 			t.Fatalf("PyTorch is required: %s -c 'import torch.distributed': %v", python, err)
@@ -125,6 +128,34 @@ func TestScripts(t *testing.T) {
 					require.True(t, found[key{op, "", "", "segments"}], op)
 				}
 			})
+		}
+	}
+}
+
+// TestQuick compares the jobs of quick runs with all: every environment is in them, and every job is
+// compared with one of PyTorch ranks alone.
+func TestQuick(t *testing.T) {
+	for v, want := range map[version]int{113: 28, 206: 31} {
+		count := func(quick bool) (kinds map[string]bool, n int) {
+			kinds = map[string]bool{}
+			for _, same := range jobs(v, takenBy(v), 1, quick, false) {
+				require.Equal(t, "PyTorch alone", same[0].Name)
+				require.Greater(t, len(same), 1)
+				n += len(same)
+				for _, j := range same[1:] {
+					require.NotEmpty(t, j.Kind)
+					kinds[j.Kind] = true
+				}
+			}
+			return kinds, n
+		}
+		every, all := count(false)
+		kinds, n := count(true)
+		require.Equal(t, want, n, "PyTorch %v", v)
+		require.Less(t, n, all)
+		for kind := range every {
+			matrix := strings.Contains(kind, "in every place") || strings.HasSuffix(kind, "Go alone")
+			require.True(t, matrix || kinds[kind], kind)
 		}
 	}
 }

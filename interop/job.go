@@ -53,6 +53,7 @@ type job struct {
 	Size  int
 	Go    []int // the ranks that are Go's
 	Store string
+	Again bool     // not in quick runs: it repeats another job in another place
 	IPv6  bool     // in a network that has ::1 and nothing else
 	Env   []string // of every rank, over the usual
 	lines []script.Line

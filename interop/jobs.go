@@ -7,41 +7,33 @@ import (
 	"github.com/c10d-go/c10d/internal/script"
 )
 
-// quickGo has the places of the only Go rank in quick runs, by the size of the group, and quickTorch those of
-// the only PyTorch rank. The first, a middle and the last rank differ in Gloo's algorithms.
-var (
-	quickGo    = map[int][]int{2: {0, 1}, 3: {0, 2}, 4: {3}, 5: {2}}
-	quickTorch = map[int][]int{3: {1}, 4: {0}, 5: {4}}
-)
+// quickPlace is the job of the matrix that quick runs have, by the size of the group. Gloo's algorithms
+// differ on the first, a middle and the last rank, and for groups of 2^n and of other sizes.
+var quickPlace = map[int]string{2: "Go on 0", 3: "PyTorch on 1", 4: "Go on 3", 5: "Go on 2"}
 
 // jobs returns the jobs of a run in order. Jobs with one script are together. The first one has
-// PyTorch ranks alone, and the others are compared with it. quick leaves out most places of groups of
-// three to five ranks, short much more.
+// PyTorch ranks alone, and the others are compared with it. quick leaves out jobs that repeat others in
+// other places, short much more.
 func jobs(v version, taken []script.Line, seed uint64, quick, short bool) [][]job {
 	var all [][]job
 	matrix := func(size int, lines []script.Line) {
 		places := "in every place"
-		if quick && size > 2 {
-			places = "in some places"
+		if quick {
+			places = "in one place"
 		}
 		js := []job{
 			{Name: "PyTorch alone"},
 			{Kind: fmt.Sprintf("%d ranks, Go alone", size), Name: "Go alone", Go: others(size)},
 		}
 		for r := range size {
-			if quick && !slices.Contains(quickGo[size], r) {
-				continue
-			}
 			js = append(js, job{Kind: fmt.Sprintf("%d ranks, one of Go, %s", size, places), Name: fmt.Sprintf("Go on %d", r), Go: []int{r}})
 		}
 		for r := 0; r < size && size > 2; r++ {
-			if quick && !slices.Contains(quickTorch[size], r) {
-				continue
-			}
 			js = append(js, job{Kind: fmt.Sprintf("%d ranks, one of PyTorch, %s", size, places), Name: fmt.Sprintf("PyTorch on %d", r), Go: others(size, r)})
 		}
 		for i := range js {
 			js[i].Size, js[i].Store, js[i].lines = size, storeRank0, lines
+			js[i].Again = i > 0 && js[i].Name != quickPlace[size]
 		}
 		all = append(all, js)
 	}
@@ -49,7 +41,11 @@ func jobs(v version, taken []script.Line, seed uint64, quick, short bool) [][]jo
 		matrix(2, sample(v, taken, 2))
 	} else {
 		for size := 2; size <= 5; size++ {
-			matrix(size, full(v, taken, size))
+			lines := full(v, taken, size)
+			if quick && size > 3 {
+				lines = sample(v, taken, size)
+			}
+			matrix(size, lines)
 		}
 	}
 
@@ -85,11 +81,17 @@ func jobs(v version, taken []script.Line, seed uint64, quick, short bool) [][]jo
 	lines = random(v, taken, 4, 500, seed)
 	chance := fmt.Sprintf("500 random lines, seed %d", seed)
 	const kind = "4 ranks, 500 random lines"
-	return append(all, []job{
+	all = append(all, []job{
 		{Name: "PyTorch alone", Size: 4, Store: storeRank0, lines: lines},
 		{Kind: kind, Name: chance + ", Go on 1 and 3", Size: 4, Go: []int{1, 3}, Store: storeRank0, lines: lines},
-		{Kind: kind, Name: chance + ", Go on 0", Size: 4, Go: []int{0}, Store: storeServer, lines: lines},
+		{Kind: kind, Name: chance + ", Go on 0", Size: 4, Go: []int{0}, Store: storeServer, lines: lines, Again: true},
 	})
+	if quick {
+		for i, js := range all {
+			all[i] = slices.DeleteFunc(js, func(j job) bool { return j.Again })
+		}
+	}
+	return all
 }
 
 // groupsInGroups returns the jobs with groups inside groups. PyTorch can make them locally since
@@ -98,8 +100,8 @@ func groupsInGroups(v version, taken []script.Line) [][]job {
 	const size = 5
 	all := [][]job{{
 		{Name: "PyTorch alone"},
-		{Name: "Go alone", Go: others(size)},
-		{Name: "Go on 0", Go: []int{0}},
+		{Name: "Go alone", Go: others(size), Again: true},
+		{Name: "Go on 0", Go: []int{0}, Again: true},
 		{Name: "Go on 3", Go: []int{3}},
 		{Name: "Go on 4, outside", Go: []int{4}},
 		{Name: "PyTorch on 1", Go: others(size, 1)},
@@ -107,7 +109,7 @@ func groupsInGroups(v version, taken []script.Line) [][]job {
 	if v >= 201 {
 		all = append(all, []job{
 			{Name: "PyTorch alone"},
-			{Name: "made locally, Go on 3", Go: []int{3}},
+			{Name: "made locally, Go on 3", Go: []int{3}, Again: true},
 			{Name: "made locally, PyTorch on 1", Go: others(size, 1)},
 			{Name: "made locally, TORCH_DIST_INIT_BARRIER=1, Go on 0", Go: []int{0}, Env: []string{"TORCH_DIST_INIT_BARRIER=1"}},
 		})
@@ -134,19 +136,19 @@ func compared(v version, taken []script.Line) [][]job {
 	four := inDetail(v, inGroups(v, taken, 4, false), 4)
 	all := [][]job{{
 		{Name: "PyTorch alone", Size: 2},
-		{Name: "Go alone", Size: 2, Go: others(2)},
-		{Name: "Go on 0", Size: 2, Go: []int{0}},
+		{Name: "Go alone", Size: 2, Go: others(2), Again: true},
+		{Name: "Go on 0", Size: 2, Go: []int{0}, Again: true},
 		{Name: "Go on 1", Size: 2, Go: []int{1}},
 	}, {
 		{Name: "PyTorch alone", Size: 3},
-		{Name: "Go alone", Size: 3, Go: others(3)},
+		{Name: "Go alone", Size: 3, Go: others(3), Again: true},
 		{Name: "Go on 1", Size: 3, Go: []int{1}},
-		{Name: "PyTorch on 0", Size: 3, Go: others(3, 0)},
-		{Name: "torchrun, Go on 2", Size: 3, Go: []int{2}, Store: storeTorchrun},
-		{Name: "shared file, Go on 0", Size: 3, Go: []int{0}, Store: storeFile},
+		{Name: "PyTorch on 0", Size: 3, Go: others(3, 0), Again: true},
+		{Name: "torchrun, Go on 2", Size: 3, Go: []int{2}, Store: storeTorchrun, Again: true},
+		{Name: "shared file, Go on 0", Size: 3, Go: []int{0}, Store: storeFile, Again: true},
 	}, {
 		{Name: "PyTorch alone", Size: 4},
-		{Name: "groups in groups, Go on 2", Size: 4, Go: []int{2}},
+		{Name: "groups in groups, Go on 2", Size: 4, Go: []int{2}, Again: true},
 		{Name: "groups in groups, PyTorch on 3", Size: 4, Go: others(4, 3), Store: storeServer},
 	}}
 	for n, lines := range [][]script.Line{inDetail(v, sample(v, taken, 2), 2), three, four} {

@@ -146,6 +146,7 @@ var layers = []layer{
 	{"internal/script", []string{"tensor", "work", "backend", "pg"}},
 	{"internal/faults", []string{"tensor", "work", "store", "store/tcp", "backend", "backend/gloo", "pg", "internal/netns", "internal/script"}},
 	{"internal/figures", []string{"internal/faults"}},
+	{"internal/typecheck", nil},
 	{"cmd/...", []string{
 		"tensor", "work", "trace/...", "store/...", "backend/...", "pg", "ddp",
 		"internal/credentials", "internal/faults", "internal/launch/...", "internal/script", "internal/plan", "internal/choice", "internal/cluster", "internal/ways", "internal/simulate",

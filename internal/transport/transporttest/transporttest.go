@@ -726,6 +726,9 @@ func (s *suite) allocations(t *testing.T) {
 				if n > 1<<20 {
 					runs = 50
 				}
+				if testing.Short() {
+					runs /= 5
+				}
 				for range runs {
 					f()
 				}

@@ -49,8 +49,19 @@ type member struct {
 	close  []interface{ Close() error }
 }
 
-// members runs f on every rank of a group on a simulated host, and returns their errors.
+// members runs f on every rank of a group on a simulated host whose ranks have connected, and returns their errors.
 func members(t *testing.T, ranks int, seed uint64, f func(m *member) error) []error {
+	t.Helper()
+	return apart(t, ranks, seed, func(m *member) error {
+		if err := m.connect(); err != nil {
+			return err
+		}
+		return f(m)
+	})
+}
+
+// apart is members for ranks that have not connected.
+func apart(t *testing.T, ranks int, seed uint64, f func(m *member) error) []error {
 	t.Helper()
 	machine, err := sim.New(sim.Config{Devices: ranks + 1, Seed: seed, Kernels: simkernels.All()})
 	require.NoError(t, err)
@@ -78,8 +89,14 @@ func members(t *testing.T, ranks int, seed uint64, f func(m *member) error) []er
 		})
 	}
 	wg.Wait()
-	if err := machine.Close(); !failed.Load() { // else it finds what operations have left undone
+	if err := machine.Close(); !failed.Load() {
 		require.NoError(t, errors.Join(append(errs, err)...))
+	}
+	for _, f := range machine.Findings() {
+		// Operations that have failed leave something undone.
+		var unused *sim.Unused
+		var race *sim.Race
+		require.True(t, errors.As(f, &unused) || errors.As(f, &race), f)
 	}
 	return errs
 }
@@ -116,6 +133,11 @@ func (m *member) join(machine *sim.Machine, fabric *mem.Fabric, ranks int) (err 
 		return err
 	}
 	m.g.Start()
+	return nil
+}
+
+// connect connects the ranks.
+func (m *member) connect() error {
 	if !errors.Is(m.w.Known(), group.ErrNotAsked) {
 		return fmt.Errorf("before the ranks have connected: %w", m.w.Known())
 	}
@@ -565,4 +587,83 @@ func TestCulprit(t *testing.T) {
 			require.Contains(t, texts[0]+texts[1], c.text)
 		})
 	}
+}
+
+// heard is a CPU backend whose all_gathers call f with their number when they have ended.
+type heard struct {
+	backend.Backend
+	n int
+	f func(n int) error
+}
+
+func (h *heard) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+	w, err := h.Backend.AllGatherIntoTensor(ctx, out, in, o)
+	if err != nil || w.Wait(ctx) != nil {
+		return w, err
+	}
+	h.n++
+	return w, h.f(h.n)
+}
+
+// TestLastStepFails lets rank 0 fail at the last step of connecting, when rank 1 has connected. A kernel of rank 1 then
+// writes to rank 0's memory, which has to be there.
+func TestLastStepFails(t *testing.T) {
+	steps := 0
+	apart(t, 2, 3, func(m *member) error {
+		h := &heard{Backend: m.g.CPU, f: func(int) error { return nil }}
+		if m.rank == 0 {
+			m.g.CPU = h
+			defer func() { steps = h.n }()
+		}
+		return m.connect()
+	})
+	require.Positive(t, steps)
+	no := errors.New("no more")
+	issued, freed := make(chan struct{}), make(chan struct{})
+	errs := apart(t, 2, 3, func(m *member) error {
+		if m.rank == 0 {
+			defer close(freed)
+			m.g.CPU = &heard{Backend: m.g.CPU, f: func(n int) error {
+				if n < steps {
+					return nil
+				}
+				<-issued
+				return no
+			}}
+			return m.connect()
+		}
+		if err := m.connect(); err != nil {
+			close(issued)
+			return err
+		}
+		x, err := m.tensor(tensor.Int32, elements(tensor.Int32, 5, m.rank), inOrder)
+		if err != nil {
+			return err
+		}
+		gate, err := m.d.AllocHost(4)
+		if err != nil {
+			return err
+		}
+		m.close = append(m.close, gate)
+		gate.Store32(0, 0)
+		if err := m.stream[m.rank].WaitValue(gate.Ptr(), 1, driver.Equal); err != nil {
+			return err
+		}
+		v, err := m.issue(work.AllReduce, m.w.NewAllReduce([]*tensor.Tensor{x}, backend.Sum(), direct.Form{}))
+		close(issued)
+		if err != nil {
+			return err
+		}
+		select {
+		case <-freed:
+		case <-time.After(200 * time.Millisecond): // rank 0 waits
+		}
+		gate.Store32(0, 1)
+		if err := v.Wait(m.ctx); err == nil {
+			return errors.New("the operation of rank 1 has ended well")
+		}
+		return nil
+	})
+	require.ErrorIs(t, errs[0], no)
+	require.NoError(t, errs[1])
 }

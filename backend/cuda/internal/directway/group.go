@@ -132,7 +132,7 @@ func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.
 	})
 	if err != nil {
 		// The group has ended; what comes next says so.
-		return errors.Join(err, d.release())
+		return errors.Join(err, d.giveUp())
 	}
 	d.opened()
 	return d.why
@@ -303,21 +303,37 @@ func (d *Group) Close() error {
 		d.last = nil
 	}
 	d.endGraphs()
+	limit := group.CloseLimit
+	if d.B.Broken() != nil || d.B.CPUErr() != nil {
+		limit = group.Linger
+	}
+	err := d.letGo(limit)
+	d.Open.Store(nil)
+	d.why = work.ErrClosed
+	return errors.Join(err, d.release())
+}
+
+// giveUp frees what an attempt to connect has made. A rank that has come further may have started kernels, which
+// write to this rank's memory.
+func (d *Group) giveUp() (err error) {
+	if d.comm != nil {
+		err = d.letGo(group.Linger)
+	}
+	return errors.Join(err, d.release())
+}
+
+// letGo lets go of the other ranks' memory, and waits until they have let go of this rank's. This rank's kernels have
+// ended.
+func (d *Group) letGo(limit time.Duration) error {
 	err := errors.Join(d.closeMemory(), d.window.Detach())
 	d.leaveLanes()
 	for _, p := range d.pages {
 		goneWord(p, d.Rank()).Store(d.made + 1)
 	}
-	limit := group.CloseLimit
-	if d.B.Broken() != nil || d.B.CPUErr() != nil {
-		limit = group.Linger
-	}
 	if !d.gone(limit) {
 		d.window = nil // its memory is kept for good: nobody can tell whether the others will let go
 	}
-	d.Open.Store(nil)
-	d.why = work.ErrClosed
-	return errors.Join(err, d.release())
+	return err
 }
 
 // stuck waits for the kernels of operations that have failed. It returns how many have not ended

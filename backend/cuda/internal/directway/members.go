@@ -88,7 +88,7 @@ func (d *Group) Connect(q *group.Operation, dev int, why error) (reason, err err
 		_, _, err = d.B.Hear(q.Ctx, q.Left(), group.Told(nil, make([]byte, messageLen)))
 	}
 	if err != nil {
-		return reason, errors.Join(err, d.release())
+		return reason, errors.Join(err, d.giveUp())
 	}
 	d.why = reason
 	d.opened()

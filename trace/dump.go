@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -50,23 +51,16 @@ func (r *Recorder) WriteTo(w io.Writer) (int64, error) {
 
 // marshal returns a dump, and this rank's number, -1 if no group has begun.
 func (r *Recorder) marshal() ([]byte, int) {
-	all := r.Operations()
-	groups := r.Groups()
-	for i := range all {
-		if g := all[i].Group; !slices.Contains(groups, g) {
-			groups = append(groups, g)
-		}
-	}
-	slices.SortFunc(groups, func(a, b *Group) int { return cmp.Compare(a.ID, b.ID) })
+	all, calls := r.snapshot()
 	number := -1
 	var config, status dict
-	for _, g := range groups {
+	for _, g := range slices.SortedFunc(maps.Keys(calls), func(a, b *Group) int { return cmp.Compare(a.ID, b.ID) }) {
 		if g.Rank >= 0 && g.Rank < len(g.Numbers) {
 			number = g.Numbers[g.Rank]
 		}
 		ranks := strings.ReplaceAll(fmt.Sprint(g.Numbers), " ", ", ")
 		config = append(config, pair{g.Name, dict{{"name", g.Name}, {"desc", g.describe()}, {"ranks", ranks}}})
-		status = append(status, pair{strconv.Itoa(g.ID), g.status(all)})
+		status = append(status, pair{strconv.Itoa(g.ID), g.status(all, calls[g])})
 	}
 	entries := []any{}
 	for i := range all {
@@ -91,19 +85,19 @@ func (g *Group) describe() string {
 	return cmp.Or(g.Description, "undefined")
 }
 
-// status is PyTorch's ProcessGroupStatus.
-func (g *Group) status(all []Operation) dict {
+// status is PyTorch's ProcessGroupStatus, and the group's name. The group has called so many collectives.
+func (g *Group) status(all []Operation, calls uint64) dict {
 	called, completed := int64(-1), int64(-1)
+	if calls > 0 {
+		called = int64(calls)
+	}
 	for i := range all {
-		if o := &all[i]; o.Group == g && !o.Op.IsP2P() {
-			called = max(called, int64(o.Collective))
-			if !o.Ended.IsZero() && o.Err == nil {
-				completed = max(completed, int64(o.Collective))
-			}
+		if o := &all[i]; o.Group == g && !o.Op.IsP2P() && !o.Ended.IsZero() && o.Err == nil {
+			completed = max(completed, int64(o.Collective))
 		}
 	}
 	return dict{
-		{"last_enqueued_collective", called}, {"last_started_collective", called}, {"last_completed_collective", completed},
+		{"name", g.Name}, {"last_enqueued_collective", called}, {"last_started_collective", called}, {"last_completed_collective", completed},
 	}
 }
 

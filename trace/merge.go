@@ -30,7 +30,8 @@ type Stuck struct {
 	Op        string `json:"op"`
 	Number    int64  `json:"number"`               // of the collective in its group
 	Waiting   []int  `json:"waiting,omitempty"`    // ranks that are in it or have failed in it
-	NotCalled []int  `json:"not_called,omitempty"` // ranks whose last collective came before
+	NotCalled []int  `json:"not_called,omitempty"` // ranks that have not called it
+	Lost      []int  `json:"lost,omitempty"`       // ranks whose dump does not have the call any more, if they have called it
 	Differ    string `json:"differ,omitempty"`     // if ranks have called different operations or sizes
 	Error     string `json:"error,omitempty"`      // of the first rank that has one
 }
@@ -143,10 +144,23 @@ type member struct {
 	rank  int
 }
 
-// calls returns the collectives by rank, and the last that each rank's dump has.
-func (j *Job) calls() (calls map[callKey]map[int]*Entry, last map[member]int64) {
-	calls, last = make(map[callKey]map[int]*Entry), make(map[member]int64)
+// known is up to which collective of a group the dump of a rank tells whether the rank has called it.
+type known struct {
+	called int64 // has called this one, and those before it
+	others bool  // may have called others after it, which the dump does not have
+}
+
+// calls returns the collectives by rank, and what each rank's dump tells of those that it does not have.
+func (j *Job) calls() (calls map[callKey]map[int]*Entry, last map[member]known) {
+	calls, last = make(map[callKey]map[int]*Entry), make(map[member]known)
 	for _, f := range j.files {
+		whole := f.whole()
+		for group := range j.members {
+			last[member{group, f.Rank}] = known{0, whole > 0}
+		}
+		for group, n := range f.Calls {
+			last[member{group, f.Rank}] = known{n, false}
+		}
 		for i := range f.Entries {
 			e := &f.Entries[i]
 			if e.P2P {
@@ -157,10 +171,34 @@ func (j *Job) calls() (calls map[callKey]map[int]*Entry, last map[member]int64) 
 				calls[key] = make(map[int]*Entry)
 			}
 			calls[key][f.Rank] = e
-			last[m] = max(last[m], e.Collective)
+			if k := last[m]; e.Collective > k.called {
+				_, counted := f.Calls[e.Group]
+				last[m] = known{e.Collective, !counted && e.Record < whole-1}
+			}
 		}
 	}
 	return calls, last
+}
+
+// whole returns from which record on the dump has all operations of the rank. A ring loses the oldest ones, but can
+// keep some that are pending.
+func (f *File) whole() int64 {
+	all := make([]int64, len(f.Entries))
+	for i := range f.Entries {
+		all[i] = f.Entries[i].Record
+	}
+	slices.Sort(all)
+	if len(all) == 0 {
+		return 0
+	}
+	from := all[len(all)-1]
+	for _, r := range slices.Backward(all) {
+		if r < from-1 {
+			break
+		}
+		from = r
+	}
+	return from
 }
 
 // together are the operations that no rank leaves before all have come.
@@ -197,7 +235,7 @@ func (j *Job) align(calls map[callKey]map[int]*Entry) {
 }
 
 // look says what is to be said of a collective.
-func (j *Job) look(key callKey, by map[int]*Entry, members []int, last map[member]int64, blame map[int]*RankLate) {
+func (j *Job) look(key callKey, by map[int]*Entry, members []int, last map[member]known, blame map[int]*RankLate) {
 	var called []int
 	s := Stuck{Group: key.group, Number: key.number}
 	for _, r := range j.Ranks {
@@ -205,11 +243,13 @@ func (j *Job) look(key callKey, by map[int]*Entry, members []int, last map[membe
 		switch {
 		case !slices.Contains(members, r):
 			continue
-		case e == nil && last[member{key.group, r}] < key.number:
-			s.NotCalled = append(s.NotCalled, r)
-			continue
 		case e == nil:
-			continue // its ring no longer has it
+			if k := last[member{key.group, r}]; k.called >= key.number || k.others {
+				s.Lost = append(s.Lost, r)
+			} else {
+				s.NotCalled = append(s.NotCalled, r)
+			}
+			continue
 		}
 		called = append(called, r)
 		if s.Op == "" {
@@ -272,6 +312,9 @@ func (j *Job) Print(w io.Writer, n int) error {
 		}
 		if len(s.NotCalled) > 0 {
 			fmt.Fprintf(b, "  not called by ranks %s\n", list(s.NotCalled))
+		}
+		if len(s.Lost) > 0 {
+			fmt.Fprintf(b, "  the dumps of ranks %s no longer have operations that old\n", list(s.Lost))
 		}
 		if len(s.Waiting) > 0 {
 			fmt.Fprintf(b, "  not ended on ranks %s\n", list(s.Waiting))

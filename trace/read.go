@@ -19,12 +19,17 @@ type File struct {
 	Groups  map[string][]int
 	Entries []Entry
 
+	// Calls is how many collectives the rank has called, by group. PyTorch's dumps do not say it, nor do dumps for groups
+	// that the rank has left.
+	Calls map[string]int64
+
 	top   map[string]any // the dump itself
 	bytes int
 }
 
 // Entry is an operation in a dump.
 type Entry struct {
+	Record     int64 // numbers the operations of the rank from 0
 	Group      string
 	Op         string // PyTorch's name, such as all_reduce or "send 0->1"
 	P2P        bool
@@ -67,7 +72,7 @@ func parse(name string, data []byte) (*File, error) {
 	if d["entries"] == nil || d["pg_config"] == nil {
 		return nil, errors.New("not a dump of a flight recorder: it has no entries or no pg_config")
 	}
-	f := &File{Name: name, Groups: make(map[string][]int), top: d, bytes: len(data)}
+	f := &File{Name: name, Groups: make(map[string][]int), Calls: make(map[string]int64), top: d, bytes: len(data)}
 	f.Host, _ = d["host_name"].(string)
 	if rank, ok := d["rank"].(int64); ok {
 		f.Rank = int(rank)
@@ -90,6 +95,12 @@ func parse(name string, data []byte) (*File, error) {
 			f.Groups[group] = list
 		}
 	}
+	for _, v := range fields(d["pg_status"]) {
+		s := fields(v)
+		if calls, ok := s["last_enqueued_collective"].(int64); ok && s["name"] != nil {
+			f.Calls[text(s["name"])] = max(calls, 0)
+		}
+	}
 	for _, v := range items(d["entries"]) {
 		e := fields(v)
 		x := Entry{State: text(e["state"]), Error: text(e["error"]), Route: text(e["route"]), Sizes: sizes(e["input_sizes"])}
@@ -98,6 +109,7 @@ func parse(name string, data []byte) (*File, error) {
 		}
 		var by string
 		by, x.Op, _ = strings.Cut(text(e["profiling_name"]), ":")
+		x.Record, _ = e["record_id"].(int64)
 		x.P2P, _ = e["is_p2p"].(bool)
 		x.Collective, _ = e["collective_seq_id"].(int64)
 		x.Called = at(e["time_created_ns"])

@@ -724,14 +724,25 @@ func (r *Recorder) operation(at int, w *work.Work) (o Operation) {
 
 // Operations returns what the recorder has, oldest first.
 func (r *Recorder) Operations() []Operation {
-	all := make([]Operation, 0, r.options.Entries)
+	all, _ := r.snapshot()
+	return all
+}
+
+// snapshot returns Operations, and how many collectives each group has called: those that the rank is in, and those of
+// the operations.
+func (r *Recorder) snapshot() (all []Operation, calls map[*Group]uint64) {
+	all, calls = make([]Operation, 0, r.options.Entries), make(map[*Group]uint64)
 	r.lock.Lock()
 	for i := range r.entries {
 		if e := &r.entries[i]; e.group != nil {
 			all = append(all, r.operation(i, e.workNow()))
+			calls[e.group] = e.group.collectives
 		}
+	}
+	for _, g := range r.groups {
+		calls[g] = g.collectives
 	}
 	r.lock.Unlock()
 	slices.SortFunc(all, func(a, b Operation) int { return cmp.Compare(a.Record, b.Record) })
-	return all
+	return all, calls
 }

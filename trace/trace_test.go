@@ -242,6 +242,88 @@ the latest calls:
 	require.ErrorContains(t, err, "a and b are both of rank 1")
 }
 
+// TestOverwritten: a rank whose ring no longer has a call is not blamed. A rank that has not called it is, as far as its
+// dump tells.
+func TestOverwritten(t *testing.T) {
+	gloo := &named{name: "gloo"}
+	dump := func(rank, collectives, sends int, leave, torch bool) *File {
+		r := New(Options{Entries: 8})
+		g := r.Join(Member{Name: "0", Rank: rank, Ranks: []int{0, 1}})
+		other := r.Join(Member{Name: "1", Rank: rank, Ranks: []int{0, 1}})
+		add := func(g *Group, op work.OpType, err error) {
+			var call Call
+			call.Begin(g, gloo, op, nil, nil, -1, 0)
+			r.Ended(uint32(call.entry), 0, 1, 2, err)
+		}
+		for range collectives {
+			add(g, work.Broadcast, nil)
+		}
+		if rank == 0 {
+			add(g, work.Broadcast, work.ErrTimeout)
+		}
+		if leave {
+			g.Leave()
+		}
+		for range sends {
+			add(other, work.Send, nil)
+		}
+		data, number := r.marshal()
+		require.Equal(t, rank, number)
+		f, err := parse("rank", data)
+		require.NoError(t, err)
+		if torch { // it does not say how many collectives a group has called
+			f.Calls = nil
+		}
+		return f
+	}
+	for name, c := range map[string]struct {
+		collectives, sends int
+		leave, torch       bool
+		want               string
+	}{
+		"called, and the ring has it":         {3, 4, false, false, ""},
+		"not called, and the ring has more":   {2, 4, false, false, "not called by ranks 1"},
+		"called, and the ring has none":       {3, 8, false, false, "the dumps of ranks 1 no longer have operations that old"},
+		"not called, and the ring has none":   {2, 8, false, false, "not called by ranks 1"},
+		"called, and a later one is there":    {9, 7, false, false, "the dumps of ranks 1 no longer have operations that old"},
+		"nothing called":                      {0, 0, false, false, "not called by ranks 1"},
+		"the group is left":                   {3, 8, true, false, "the dumps of ranks 1 no longer have operations that old"},
+		"the group is left, the ring has all": {2, 4, true, false, "not called by ranks 1"},
+		"PyTorch, the ring has none":          {2, 8, false, true, "the dumps of ranks 1 no longer have operations that old"},
+		"PyTorch, the ring has more":          {2, 7, false, true, "not called by ranks 1"},
+		"PyTorch, nothing called":             {0, 0, false, true, "not called by ranks 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j, err := Merge([]*File{dump(0, 2, 0, false, false), dump(1, c.collectives, c.sends, c.leave, c.torch)})
+			require.NoError(t, err)
+			var b bytes.Buffer
+			require.NoError(t, j.Print(&b, 0))
+			about := ""
+			for line := range strings.Lines(b.String()) {
+				if strings.Contains(line, "not called") || strings.Contains(line, "no longer") {
+					about += strings.TrimSpace(line)
+				}
+			}
+			require.Equal(t, c.want, about, b.String())
+		})
+	}
+}
+
+// TestPendingKeepsItsPlace: a rank waits in an operation while its ring loses later ones.
+func TestPendingKeepsItsPlace(t *testing.T) {
+	file := func(rank int, numbers ...int64) *File {
+		f := &File{Rank: rank, Groups: map[string][]int{"0": {0, 1}}}
+		for _, n := range numbers {
+			f.Entries = append(f.Entries, Entry{Record: n, Group: "0", Op: "broadcast", Collective: n + 1, State: "started", Called: time.UnixMilli(n)})
+		}
+		f.Entries = append(f.Entries, Entry{Record: 9, Group: "1", Op: "send", P2P: true, State: "completed", Called: time.UnixMilli(9)})
+		return f
+	}
+	j, err := Merge([]*File{file(0, 0, 1), file(1, 0)})
+	require.NoError(t, err)
+	require.Equal(t, Stuck{Group: "0", Op: "broadcast", Number: 2, Waiting: []int{0}, Lost: []int{1}}, j.Stuck[1])
+}
+
 // TestClocksOfHosts: times of another host are shifted, those of the same host are not.
 func TestClocksOfHosts(t *testing.T) {
 	at := func(ms int) time.Time { return time.UnixMilli(int64(1000 + ms)) }

@@ -268,13 +268,13 @@ func (s *JobStatus) judge() {
 
 // file is a status as a dump.
 func (s *Status) file() *trace.File {
-	f := &trace.File{Name: "rank " + itoa(s.Rank), Rank: s.Rank, Host: s.Host, Groups: make(map[string][]int)}
+	f := &trace.File{Name: "rank " + itoa(s.Rank), Rank: s.Rank, Host: s.Host, Groups: make(map[string][]int), Calls: make(map[string]int64)}
 	for _, g := range s.Groups {
-		f.Groups[g.Name] = g.Ranks
+		f.Groups[g.Name], f.Calls[g.Name] = g.Ranks, int64(g.Collectives)
 	}
 	for _, o := range append(slices.Clone(s.Recent), s.Pending...) {
 		e := trace.Entry{
-			Group: o.Group, Op: o.Op, P2P: o.P2P, Collective: int64(o.Collective), Sizes: strings.ReplaceAll(fmt.Sprint(o.Shape), " ", ", "),
+			Record: int64(o.Record), Group: o.Group, Op: o.Op, P2P: o.P2P, Collective: int64(o.Collective), Sizes: strings.ReplaceAll(fmt.Sprint(o.Shape), " ", ", "),
 			Route: o.Route, Error: o.Error, Called: o.Called,
 		}
 		switch o.State {
@@ -315,8 +315,7 @@ type stuckCall struct {
 	trace.Stuck
 	age     time.Duration
 	waiting []int // in it
-	missing []int // have not called it
-	late    []int // the same, and members without a status
+	late    []int // have not called it, and members without a status
 }
 
 // stuckCalls returns the collectives that have been pending for long.
@@ -329,7 +328,6 @@ func (s *JobStatus) stuckCalls() (all []stuckCall) {
 		if c.age, c.waiting = s.oldest(stuck.Group, stuck.Number); c.age < waitingAfter {
 			continue
 		}
-		c.missing = slices.DeleteFunc(slices.Clone(stuck.NotCalled), func(r int) bool { return s.hasCalled(r, stuck.Group, stuck.Number) })
 		var members []int
 		for i := range s.Ranks {
 			if st := s.Ranks[i].Status; st != nil {
@@ -341,7 +339,7 @@ func (s *JobStatus) stuckCalls() (all []stuckCall) {
 			}
 		}
 		lost := slices.DeleteFunc(s.unanswered(), func(r int) bool { return !slices.Contains(members, r) && !slices.Contains(members, -1) })
-		c.late = append(slices.Clone(c.missing), lost...)
+		c.late = append(slices.Clone(c.NotCalled), lost...)
 		slices.Sort(c.late)
 		all = append(all, c)
 	}
@@ -365,18 +363,26 @@ func (s *JobStatus) judgeCollectives() bool {
 	s.level(stuck.age)
 	s.Late = stuck.late
 	what := fmt.Sprintf("%s, collective %d of %s,", stuck.Op, stuck.Number, s.groupText(stuck.Group))
+	left := slices.DeleteFunc(slices.Clone(stuck.Lost), func(r int) bool { return s.isIn(r, stuck.Group) })
 	switch {
 	case len(s.Late) > 0:
 		s.Text = what + " waits for " + ranksText(s.Late) + "."
 	case stuck.Differ != "":
 		s.Text = what + " has different calls: " + stuck.Differ + "."
 	default:
-		s.Text = what + " takes long. Every rank that records operations has called it."
-		if len(s.Merge.Missing) == 0 {
-			s.Text = what + " takes long. Every rank has called it."
+		s.Text = what + " takes long."
+		switch {
+		case len(left) > 0: // nobody knows whether these have called it
+		case len(s.Merge.Missing) == 0:
+			s.Text += " Every rank has called it."
+		default:
+			s.Text += " Every rank that records operations has called it."
 		}
 	}
-	for _, r := range stuck.missing {
+	for _, r := range left {
+		s.Why = append(s.Why, fmt.Sprintf("Rank %d has left %s, and its page no longer has operations that old.", r, s.groupText(stuck.Group)))
+	}
+	for _, r := range stuck.NotCalled {
 		s.Why = append(s.Why, s.whyLate(r, stuck.Group, stuck.Number))
 	}
 	s.Why = append(s.Why, s.aboutLost()...)
@@ -391,9 +397,9 @@ func (s *JobStatus) judgeCollectives() bool {
 	return true
 }
 
-// hasCalled reports whether a rank has called a collective, which its last operations may no longer show.
-func (s *JobStatus) hasCalled(rank int, group string, number int64) bool {
-	return slices.ContainsFunc(s.Ranks[rank].Status.Groups, func(g Group) bool { return g.Name == group && g.Collectives >= uint64(number) })
+// isIn reports whether a rank is in a group. Its page then has how many collectives it has called.
+func (s *JobStatus) isIn(rank int, group string) bool {
+	return slices.ContainsFunc(s.Ranks[rank].Status.Groups, func(g Group) bool { return g.Name == group })
 }
 
 // whyLate says what a rank does that has not called a collective.

@@ -65,6 +65,12 @@ func TestVerdicts(t *testing.T) {
 	for range 64 {
 		busy.Recent = append(busy.Recent, debug.Operation{Group: "1", Op: "send", P2P: true, Peer: 1, State: "done", Called: time.Now()})
 	}
+	gone := rank(2, 0) // has left group 0, with which its last operations have nothing to do
+	gone.Groups = []debug.Group{{Name: "1", Rank: 1, Ranks: []int{1, 2}}}
+	for i, o := range busy.Recent {
+		o.Record = uint64(1000 + i)
+		gone.Recent = append(gone.Recent, o)
+	}
 	outer := rank(0, 3, pending("all_reduce", 3, 4*time.Second)) // waits for rank 1, which waits for rank 2
 	outer.Groups[0].Ranks = []int{0, 1}
 	middle, inner := rank(1, 2), rank(2, 2)
@@ -100,6 +106,7 @@ func TestVerdicts(t *testing.T) {
 		"all recorders are off":  {[]*debug.Status{off, off, off}, "ok", nil, "No rank records operations. Ranks 0-2 record no operations."},
 		"groups are closed":      {[]*debug.Status{closed, rank(1, 2), nil}, "waiting", nil, "No page of rank 2."},
 		"a call long ago":        {[]*debug.Status{rank(0, 3, pending("reduce", 3, 4*time.Second)), rank(1, 2), busy}, "waiting", []int{1}, `collective 3 of group "0", waits for rank 1.`},
+		"a group that was left":  {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 4*time.Second)), rank(1, 3), gone}, "waiting", nil, `takes long. Rank 2 has left group "0", and its page no longer has operations that old.`},
 		"who waits is not late":  {[]*debug.Status{outer, middle, inner}, "waiting", []int{2}, `all_gather, collective 1 of group "1", waits for rank 2.`},
 		"a failed epoch":         {[]*debug.Status{rank(0, 2), goneOn, rank(2, 2)}, "ok", nil, "No operation has been pending"},
 		"a rank has no page":     {[]*debug.Status{rank(0, 2), rank(1, 2), nil}, "waiting", nil, "No page of rank 2. Rank 2: process 9 is stopped (no answer)."},

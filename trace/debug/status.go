@@ -49,6 +49,7 @@ type Group struct {
 
 // Operation is a call of the rank.
 type Operation struct {
+	Record     uint64        `json:"record"` // numbers the rank's operations from 0
 	Group      string        `json:"group"`
 	Op         string        `json:"op"`
 	P2P        bool          `json:"p2p,omitempty"`
@@ -120,7 +121,7 @@ func (p *Page) statusOf() *Status {
 
 func operationOf(o *trace.Operation, now time.Time) Operation {
 	x := Operation{
-		Group: o.Group.Name, Op: o.Op.String(), P2P: o.Op.IsP2P(), Peer: o.Peer, Seq: o.Seq, Collective: o.Collective, Bytes: o.Bytes(),
+		Record: o.Record, Group: o.Group.Name, Op: o.Op.String(), P2P: o.Op.IsP2P(), Peer: o.Peer, Seq: o.Seq, Collective: o.Collective, Bytes: o.Bytes(),
 		Route: o.Route(), State: "called", Called: o.Called, Took: now.Sub(o.Called), TimeoutMS: cmp.Or(o.Timeout, o.Group.Timeout).Milliseconds(),
 	}
 	switch o.Op {

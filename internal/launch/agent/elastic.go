@@ -299,6 +299,7 @@ func (e *elastic) judge(ctx context.Context) error {
 	switch {
 	case sum.Finished > 0 && !e.finishing:
 		return e.nodes.Set(ctx, e.finishingKey(), nil)
+	case e.signal != nil && e.live() > 0: // the job ends as these ranks do
 	case sum.Live == 0 && sum.Finished >= e.Least:
 		e.declare(e.endKey(), ending{OK: true})
 	case sum.Finished == 0 && (sum.Live < e.Least || sum.Members == 0) || sum.Live == 0:
@@ -320,6 +321,9 @@ func (e *elastic) blame(all []Failure) ending {
 	end := ending{First: judge(all, e.size), Code: 1}
 	if end.First == nil {
 		end.First = &Failure{Rank: -1, ExitCode: 1, Host: e.host, Time: time.Now(), Message: "the launchers of other nodes are gone, and too few ranks are left"}
+		if e.signal != nil {
+			end.First.ExitCode, end.First.Message = signalCode(e.signal), "a signal ended the launcher, and too few ranks have ended with 0"
+		}
 	}
 	return end
 }

@@ -4,17 +4,21 @@ package agent
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/launch"
 )
 
@@ -121,6 +125,61 @@ until [ -e $C10D_SCRATCH_DIR/end ]; do sleep 0.02; done`)
 	require.Equal(t, 2, s.Restarts)
 	require.GreaterOrEqual(t, time.Since(begun), 2*restartPause)
 	require.Regexp(t, regexp.MustCompile(`rank 1 failed \(exit code 3\): restart 2 of 2`), strings.Join(*said, "\n"))
+}
+
+// TestElasticSignalOnAllNodes: node 1 is gone before the ranks of node 0 have ended. The job ends with the code of the
+// signal, as others do. Ranks that leave with their node do not count as finished.
+func TestElasticSignalOnAllNodes(t *testing.T) {
+	const dies, ends = "trap - INT; kill -INT $$", "exit 0"
+	for name, c := range map[string]struct {
+		trap         [2]string // what the rank of each node does
+		node0, node1 int
+	}{
+		"die":        {[2]string{dies, dies}, 130, 130},
+		"end":        {[2]string{ends, ends}, 130, 0},
+		"die or end": {[2]string{ends, dies}, 130, 130},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			file := func(name string) string { return filepath.Join(dir, name) }
+			_, port, err := net.SplitHostPort(freeport.Loopback(t))
+			require.NoError(t, err)
+			lost := make(chan struct{})
+			var codes [2]chan int
+			var signals [2]chan os.Signal
+			for n := range codes {
+				codes[n], signals[n] = make(chan int, 1), make(chan os.Signal, 1)
+				j, _ := elasticJob(1, "2:2", fmt.Sprintf(`
+trap 'until [ -e %[1]s/go%[2]d ]; do sleep 0.02; done; %[3]s' INT
+touch %[1]s/up%[2]d
+while :; do sleep 0.05; done`, dir, n, c.trap[n]))
+				j.Nodes, j.NodeRank, j.MasterAddr, j.Signals = 2, n, "127.0.0.1", signals[n]
+				j.MasterPort, err = strconv.Atoi(port)
+				require.NoError(t, err)
+				if n == 0 {
+					j.Logf = func(format string, args ...any) {
+						if strings.Contains(format, "has ended, and its ranks with it") {
+							close(lost)
+						}
+					}
+				}
+				go func() {
+					s, err := Run(t.Context(), j)
+					assert.NoError(t, err)
+					codes[n] <- s.ExitCode
+				}()
+			}
+			for n := range signals {
+				require.Eventually(t, func() bool { _, err := os.Stat(file(fmt.Sprint("up", n))); return err == nil }, time.Minute, 5*time.Millisecond)
+				signals[n] <- os.Interrupt
+			}
+			require.NoError(t, os.WriteFile(file("go1"), nil, 0o644))
+			require.Equal(t, c.node1, <-codes[1])
+			<-lost
+			require.NoError(t, os.WriteFile(file("go0"), nil, 0o644))
+			require.Equal(t, c.node0, <-codes[0])
+		})
+	}
 }
 
 // TestElasticNamesTheRankThatCame: another rank's epoch is read after the file of the process that

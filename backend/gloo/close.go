@@ -46,7 +46,7 @@ func (b *Backend) Close() error {
 	b.closing = true
 	b.unbegun.Stop()
 	b.queued.Broadcast()
-	open := works(b.inflight)
+	open := works(b.inflight.All())
 	gaveUp := b.givenUp()
 	b.mu.Unlock()
 	defer close(b.done)
@@ -107,7 +107,7 @@ func (b *Backend) free(open []*work.Work) error {
 func (b *Backend) Shutdown(ctx context.Context) error {
 	b.mu.Lock()
 	b.draining = true
-	open := works(b.inflight)
+	open := works(b.inflight.All())
 	b.mu.Unlock()
 	messages := make(chan struct{})
 	go func() {

@@ -2,6 +2,7 @@ package gloo
 
 import (
 	"context"
+	"iter"
 	"slices"
 	"time"
 
@@ -717,18 +718,18 @@ func (b *Backend) before(o *operation) []*work.Work {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var earlier []*operation
-	for _, x := range b.inflight {
+	for x := range b.inflight.All() {
 		if x.call < o.call {
 			earlier = append(earlier, x)
 		}
 	}
-	return works(earlier)
+	return works(slices.Values(earlier))
 }
 
 // works returns the futures of operations.
-func works(all []*operation) []*work.Work {
+func works(all iter.Seq[*operation]) []*work.Work {
 	var ws []*work.Work
-	for _, o := range all {
+	for o := range all {
 		ws = append(ws, o.Work())
 	}
 	return ws

@@ -59,7 +59,7 @@ func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarri
 	b.progress()
 	q.tag, q.print = in, fingerprint{op: opMonitoredBarrier, root: -1}.call()
 	b.enter(q)
-	b.inflight = append(b.inflight, q)
+	b.inflight.Put(q)
 	b.p2p.Add(1)
 	b.mu.Unlock()
 	defer b.p2p.Done()

@@ -17,8 +17,8 @@ func (b *Backend) Probe() backend.Probe {
 		return backend.Probe{}
 	}
 	s.running.Add(1)
-	if len(b.inflight) > 0 {
-		waits = append(waits, waitOf(&b.inflight[0].called, -1, time.Time{}))
+	if b.inflight.Len() > 0 {
+		waits = append(waits, waitOf(&b.inflight.At(0).called, -1, time.Time{}))
 	}
 	b.mu.Unlock()
 	defer s.running.Done()

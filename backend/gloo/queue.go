@@ -2,11 +2,11 @@ package gloo
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/c10d-go/c10d/internal/recheck"
+	"github.com/c10d-go/c10d/internal/ring"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -39,11 +39,11 @@ var promptly = 100 * time.Microsecond
 
 // queue is the collectives in the order of the calls, and what runs them.
 type queue struct {
-	mu        sync.Mutex   // guards what follows
-	queued    sync.Cond    // a worker can go on, or the backend closes
-	waiting   []*operation // not begun
-	inflight  []*operation // not ended: waiting or running
-	engines   []*engine    // that run nothing
+	mu        sync.Mutex             // guards what follows
+	queued    sync.Cond              // a worker can go on, or the backend closes
+	waiting   ring.Queue[*operation] // not begun
+	inflight  ring.Queue[*operation] // not ended: waiting or running
+	engines   []*engine              // that run nothing
 	workers   sync.WaitGroup
 	seq       uint64 // operations issued
 	tag       uint32 // of the next collective
@@ -67,11 +67,11 @@ type queue struct {
 // enqueue appends o to the queue. b.mu is held.
 func (b *Backend) enqueue(o *operation, bytes int) {
 	o.queued = true
-	b.waiting = append(b.waiting, o)
-	b.inflight = append(b.inflight, o)
-	o.alone = len(b.inflight) == 1
+	b.waiting.Put(o)
+	b.inflight.Put(o)
+	o.alone = b.inflight.Len() == 1
 	b.waits.collectives.start(o.future)
-	if len(b.waiting) > len(b.engines) && o.ctx.Done() != nil {
+	if b.waiting.Len() > len(b.engines) && o.ctx.Done() != nil {
 		b.p2p.Add(1)
 		o.unwatch = context.AfterFunc(o.ctx, func() {
 			defer b.p2p.Done()
@@ -83,7 +83,7 @@ func (b *Backend) enqueue(o *operation, bytes int) {
 	if large {
 		o.issued, o.streak, b.streak = time.Now(), b.streak, 0
 	}
-	if large && o.streak < promptWaits || len(b.waiting) > 1 {
+	if large && o.streak < promptWaits || b.waiting.Len() > 1 {
 		b.queued.Signal()
 		return
 	}
@@ -97,12 +97,12 @@ func (b *Backend) checkUnbegun() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	pause := b.unbegun.Pause
-	idle := len(b.waiting) == 0 && b.calls == b.checked
-	if len(b.waiting) > 0 && b.waiting[0].call < b.checked {
+	idle := b.waiting.Len() == 0 && b.calls == b.checked
+	if b.waiting.Len() > 0 && b.waiting.At(0).call < b.checked {
 		b.queued.Signal()
 		pause = waiterFirst
 	} else if !idle {
-		pause = nextPause(pause, b.calls-b.checked-uint64(len(b.waiting)))
+		pause = nextPause(pause, b.calls-b.checked-uint64(b.waiting.Len()))
 	}
 	b.checked = b.calls
 	if idle {
@@ -131,10 +131,10 @@ func (b *Backend) work() {
 		}
 	}()
 	for {
-		for len(b.waiting) > 0 && len(b.engines) > 0 {
+		for b.waiting.Len() > 0 && len(b.engines) > 0 {
 			b.next()
 		}
-		if b.closing && len(b.waiting) == 0 {
+		if b.closing && b.waiting.Len() == 0 {
 			left = true
 			return
 		}
@@ -157,7 +157,7 @@ func (f *future) Help(ctx context.Context) {
 	}
 	for f.op != nil && o.queued && len(b.engines) > 0 {
 		// Contexts are the same if they end together.
-		if d := ctx.Done(); d != nil && d != b.waiting[0].ctx.Done() {
+		if d := ctx.Done(); d != nil && d != b.waiting.At(0).ctx.Done() {
 			b.queued.Signal()
 			return
 		}
@@ -171,10 +171,7 @@ func (f *future) Help(ctx context.Context) {
 // It takes the lock again whatever the operation does: a function of the program, such as a
 // custom operator, may panic, or end the goroutine by runtime.Goexit.
 func (b *Backend) next() {
-	o := b.waiting[0]
-	copy(b.waiting, b.waiting[1:])
-	b.waiting[len(b.waiting)-1] = nil
-	b.waiting = b.waiting[:len(b.waiting)-1]
+	o := b.waiting.Take()
 	o.queued = false
 	e := b.engines[len(b.engines)-1]
 	b.engines = b.engines[:len(b.engines)-1]
@@ -200,7 +197,7 @@ func (b *Backend) next() {
 		b.mu.Lock()
 		b.stopped = b.stopped || panicked
 		b.engines = append(b.engines, e)
-		if len(b.waiting) > 0 {
+		if b.waiting.Len() > 0 {
 			b.queued.Signal()
 		} else if b.closing {
 			b.queued.Broadcast()
@@ -269,11 +266,11 @@ func (b *Backend) setResult(o *operation, err error) error {
 // ended completes an operation. b.mu is held: what a barrier finds in flight no
 // more has ended.
 func (b *Backend) ended(o *operation, err error) {
-	if len(b.inflight) == 1 && b.inflight[0] == o { // nearly always
-		b.inflight[0] = nil
-		b.inflight = b.inflight[:0]
-	} else if i := slices.Index(b.inflight, o); i >= 0 {
-		b.inflight = slices.Delete(b.inflight, i, i+1)
+	for i := range b.inflight.Len() { // nearly always the first one
+		if b.inflight.At(i) == o {
+			b.inflight.Remove(i)
+			break
+		}
 	}
 	b.completed++
 	if err != nil && o.collective && (!b.broken || o.call < b.intact) {
@@ -306,7 +303,7 @@ func (b *Backend) completedHere() uint64 {
 	if b.broken {
 		n = min(n, b.intact)
 	}
-	for _, o := range b.inflight {
+	for o := range b.inflight.All() {
 		if o.collective {
 			n = min(n, o.call)
 		}

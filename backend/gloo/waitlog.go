@@ -94,10 +94,10 @@ func logger(o backend.Options) *slog.Logger {
 func (b *Backend) lookAtCollectives() {
 	s := &b.waits
 	oldest := func() (*operation, *future) {
-		if len(b.inflight) == 0 {
+		if b.inflight.Len() == 0 {
 			return nil, nil
 		}
-		return b.inflight[0], b.inflight[0].future
+		return b.inflight.At(0), b.inflight.At(0).future
 	}
 	b.mu.Lock()
 	o, f := oldest()

@@ -44,6 +44,7 @@ var layers = []layer{
 	{"internal/rules", nil},
 	{"internal/unwind", nil},
 	{"internal/tcpsock", []string{"golang.org/x/sys/..."}},
+	{"internal/ring", nil},
 	{"internal/recheck", nil},
 	{"internal/strangers", nil},
 	{"internal/lag", nil},
@@ -80,7 +81,7 @@ var layers = []layer{
 	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
-		"internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/lag", "internal/recheck", "internal/unwind", "internal/waiting",
+		"internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/lag", "internal/recheck", "internal/ring", "internal/unwind", "internal/waiting",
 		"internal/transport", "internal/transport/mem", "internal/transport/shm", "internal/transport/tcp", "internal/rendezvous",
 		"backend/gloo/internal/runs",
 	}},
@@ -107,7 +108,7 @@ var layers = []layer{
 	}},
 	{"backend/cuda/internal/group", []string{
 		"tensor", "work", "backend", "backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/internal/kernels", "backend/cuda/internal/board",
-		"backend/cuda/internal/hostshm", "backend/cuda/internal/place", "backend/cuda/internal/pool", "backend/cuda/internal/region", "internal/unwind",
+		"backend/cuda/internal/hostshm", "backend/cuda/internal/place", "backend/cuda/internal/pool", "backend/cuda/internal/region", "internal/ring", "internal/unwind",
 	}},
 	{"backend/cuda/internal/registered", []string{
 		"backend/cuda/driver", "backend/cuda/internal/direct", "backend/cuda/internal/pool", "backend/cuda/internal/region", "backend/cuda/internal/window",

@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
+	"github.com/c10d-go/c10d/internal/ring"
 	"github.com/c10d-go/c10d/work"
 )
 
 // Fifo is a queue between goroutines.
 type Fifo[T any] struct {
 	cond   sync.Cond
-	list   []*T
+	list   ring.Queue[*T]
 	closed bool
 	ready  atomic.Bool // take would not wait
 }
@@ -25,23 +26,20 @@ func (q *Fifo[T]) linger(limit time.Duration) { hostshm.PollFor(limit, q.ready.L
 // Put, take and close need the mutex. take returns nil when the queue is closed
 // and empty.
 func (q *Fifo[T]) Put(o *T) {
-	q.list = append(q.list, o)
+	q.list.Put(o)
 	q.ready.Store(true)
 	q.cond.Signal()
 }
 
 func (q *Fifo[T]) Take() *T {
-	for len(q.list) == 0 && !q.closed {
+	for q.list.Len() == 0 && !q.closed {
 		q.cond.Wait()
 	}
-	if len(q.list) == 0 {
+	if q.list.Len() == 0 {
 		return nil
 	}
-	o := q.list[0]
-	n := copy(q.list, q.list[1:])
-	q.list[n] = nil
-	q.list = q.list[:n]
-	q.ready.Store(n > 0 || q.closed)
+	o := q.list.Take()
+	q.ready.Store(q.list.Len() > 0 || q.closed)
 	return o
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/c10d-go/c10d/internal/memfd"
 	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/internal/strangers"
 )
@@ -488,17 +489,9 @@ const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 // create returns a file that no process can shrink.
 func create(size int) (int, error) {
-	// A process that makes a file longer than its limit gets a signal, which ends a Go program.
-	var l unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &l); err != nil {
-		return -1, fmt.Errorf("limit of file sizes: %w", err)
-	}
-	if l.Cur < uint64(size) {
-		return -1, fmt.Errorf("%d bytes of shared memory: files of this process may have %d bytes (ulimit -f): %w", size, l.Cur, unix.EFBIG)
-	}
-	fd, err := unix.MemfdCreate("c10d", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	fd, err := memfd.Create("c10d", size)
 	if err != nil {
-		return -1, fmt.Errorf("memfd_create: %w", openfiles.Explain(err))
+		return -1, err
 	}
 	if err = unix.Ftruncate(fd, int64(size)); err == nil {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)

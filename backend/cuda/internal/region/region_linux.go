@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/c10d-go/c10d/internal/memfd"
 )
 
 // seals keep anybody from making a region smaller under the others' feet.
@@ -18,20 +20,12 @@ const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 // it, however the processes end. All bytes are there from the start, so that a lack
 // of memory is an error here and no bus error later.
 func createShared(id string, n int) (*SharedMemory, error) {
-	// A process that makes a file too large gets a signal.
-	var l unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &l); err != nil {
-		return nil, fmt.Errorf("limit of file sizes: %w", err)
-	}
-	if uint64(l.Cur) < uint64(n) {
-		return nil, fmt.Errorf("%d bytes of shared memory: files may have %d", n, l.Cur)
-	}
 	if err := Before("memfd_create", n); err != nil {
 		return nil, err
 	}
-	fd, err := unix.MemfdCreate(memfdName(id), unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	fd, err := memfd.Create(memfdName(id), n)
 	if err != nil {
-		return nil, fmt.Errorf("memfd_create: %w", err)
+		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), memfdName(id))
 	m, err := reserve(f, n)

@@ -137,7 +137,8 @@
 //     is until then.
 //
 // A rank that fails does not wait. So the root looks whether the other one has failed, after it has read and before it
-// tells the end. If not, that rank's kernel was still there, and so was its input.
+// tells the end. If not, that rank's kernel was still there, and so was its input. If it has failed, the root has gone on
+// reading all the same. It needs a mapping that stays, so the ranks have to be in two processes.
 //
 // The tests have a model of the protocol, with ranks of any pace and stores that overtake each
 // other. They show that each rule is needed.

@@ -439,7 +439,6 @@ func TestReads(t *testing.T) {
 		t.Skip("one of two ranks reads")
 	}
 	processes(t, "reads")
-	threads(t, onGPUs(), one(gpus(t), gpuRanks), jobs["reads"])
 }
 
 func TestGraph(t *testing.T) { threads(t, onGPUs(), one(gpus(t), gpuRanks), jobs["graph"]) }

@@ -129,7 +129,7 @@
 // # Reads
 //
 // The root of a reduce of two ranks reads the other one's input, if that is registered. It does so for sums and
-// averages of floats from 128 MiB on. Tile 0 tells where the root may read, and whether both ranks are open. If both
+// averages of float32, float16 and bfloat16, from 128 MiB on. Tile 0 tells where the root may read, and whether both ranks are open. If both
 // are, the call counts two tiles:
 //
 //   - tile 0; the input was there before

@@ -428,7 +428,7 @@ type Move struct {
 	Open         bool
 }
 
-// Place is where a peer may write: an offset in a region of this rank. Regions are numbered from 1 on. 0
+// Place is where a peer may write or read: an offset in a region of this rank. Regions are numbered from 1 on. 0
 // means nowhere.
 type Place struct{ Region, Off int }
 
@@ -473,8 +473,8 @@ func ParseSpread(b []byte) Spread {
 	}
 }
 
-// EachSpread calls f for every kernel whose ranks write straight to each other, with its dtype as in EachBoth. With two
-// ranks its parameter is a Spread, with more a Move.
+// EachSpread calls f for every kernel whose ranks write to each other's memory or read it. The dtype is as in EachBoth.
+// With two ranks the kernel's parameter is a Spread, with more a Move.
 func EachSpread(f func(name string, d tensor.DType, two bool)) {
 	for _, d := range dtypes {
 		for _, ranks := range []int{2, window.MostRanks} {

@@ -16,18 +16,18 @@ func (c *Call) form(p *Part, at driver.Ptr) direct.Form {
 	return f
 }
 
-// into returns where in registered memory the output of a call is, if it is tensors that begin at an address.
-// By is the rank that is to write it.
-func (c *Call) into(out []*tensor.Tensor, at driver.Ptr, by int) direct.Into {
+// into returns where in registered memory tensors of a call are, if they begin at an address. They are an output that
+// peers write, or an input that they read. By is the peer, or all of them.
+func (c *Call) into(ts []*tensor.Tensor, at driver.Ptr, by int) direct.Into {
 	r := c.d.memory
-	if r == nil || length(out) < direct.StraightBytes || place.Start(out[0]) != at {
+	if r == nil || length(ts) < direct.StraightBytes || place.Start(ts[0]) != at {
 		return direct.Into{}
 	}
-	m := place.Memory(out[0])
+	m := place.Memory(ts[0])
 	if m == nil {
 		return direct.Into{}
 	}
-	for _, t := range out[1:] {
+	for _, t := range ts[1:] {
 		if place.Memory(t) != m {
 			return direct.Into{}
 		}

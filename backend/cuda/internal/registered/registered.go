@@ -1,8 +1,8 @@
-// Package registered has memory of tensors that the kernels of other ranks write (decision 42).
+// Package registered has memory of tensors that the kernels of other ranks write (decision 42), or read (decision 48).
 //
 // A rank posts the handle of memory in a page that all ranks of the host share. Each other rank maps it when
 // it comes to its next call, tells its kernels where, and acknowledges. From then on the owner may tell the
-// peers' kernels to write there. Nobody waits for that: until then calls go through the rings.
+// peers' kernels to write or read there. Nobody waits for that: until then calls go through the rings.
 //
 // The owner alone decides, in each call. It knows its memory by the driver's object, never by an address: an
 // address may be that of other memory by now.
@@ -32,7 +32,7 @@ const (
 	Bytes = acksAt + window.MostRanks*window.MostRegions*4
 )
 
-// Everyone is for memory that all peers are to write.
+// Everyone is for memory that all peers are to write or read.
 const Everyone = -1
 
 // Registry has a rank's registered memory, and its mappings of the other ranks' memory. Its methods may be
@@ -96,8 +96,8 @@ func (r *Registry) ack(owner, rank, entry int) *atomic.Uint32 {
 	return r.word(owner, acksAt+(rank*window.MostRegions+entry)*4)
 }
 
-// Use returns where peers may write m, a rank or Everyone. It is nowhere if they have not mapped it yet; Use
-// posts it then. Kept memory stays mapped until Close: a graph will write it.
+// Use returns where in m peers may write or read: a rank or Everyone. It is nowhere if they have not mapped m yet; Use
+// posts it then. Kept memory stays mapped until Close, for a graph.
 func (r *Registry) Use(m driver.Memory, by int, kept bool) direct.Into {
 	r.calls++
 	i, ok := r.index[m]

@@ -453,7 +453,7 @@ func (w *Window) Own() Own {
 }
 
 // Maps returns where this rank's kernels read the addresses of a rank's regions, 8 bytes for each. Regions
-// are memory that kernels of other ranks may write beside the window. Whoever maps one writes its address
+// are memory that kernels of other ranks may write or read beside the window. Whoever maps one writes its address
 // there. Window does not use them.
 func (w *Window) Maps(rank int) driver.Ptr {
 	return w.mem.Ptr() + driver.Ptr(w.l.maps+rank*MostRegions*8)

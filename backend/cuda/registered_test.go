@@ -2,8 +2,10 @@ package cuda_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -229,4 +231,78 @@ func (x *rank) fillVector(y *vector, device int, b []byte) error {
 	driver.HostAccess(x.d, "filling", driver.Writes(y.h.Ptr(), len(b)))
 	copy(y.h.Bytes(), b)
 	return x.stream[device].Copy(y.mem.Ptr(), y.h.Ptr(), len(b))
+}
+
+// TestRegisteredReduce has the root of a long sum of two ranks read the other one's tensor. Only that rank registers
+// memory.
+func TestRegisteredReduce(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes 128 MiB of each rank")
+	}
+	const size, root, n, rounds = 2, 1, 128 << 20, 4
+	w := newWorld(t, onDevices(size))
+	w.each(func(x *rank, r int) error {
+		v, err := x.d.Device(r)
+		if err != nil {
+			return err
+		}
+		m, err := v.Alloc(n)
+		if err != nil {
+			return err
+		}
+		x.close = append(x.close, m)
+		ends, err := x.vector(tensor.Float32, r, make([]byte, 8))
+		if err != nil {
+			return err
+		}
+		sum, err := tensor.OnDevice(tensor.Float32, cuda.OnStream(m, x.stream[r]), n/4)
+		if err != nil {
+			return err
+		}
+		for round := range rounds {
+			// All bytes are 0x40, or 0x3f.
+			if err := x.stream[r].Memset(m.Ptr(), byte(0x40-r), n); err != nil {
+				return err
+			}
+			c, err := x.b.Reduce(x.ctx, sum, backend.ReduceOptions{Op: backend.Sum(), Root: root})
+			if err == nil {
+				err = c.Synchronize(x.stream[r])
+			}
+			if err == nil && r != root {
+				err = x.stream[r].Memset(m.Ptr(), 0, n) // the root has read
+			}
+			if err == nil {
+				err = errors.Join(x.stream[r].Copy(ends.mem.Ptr(), m.Ptr(), 4), x.stream[r].Copy(ends.mem.Ptr()+4, m.Ptr()+n-4, 4))
+			}
+			if err != nil {
+				return err
+			}
+			got, err := x.bytes(ends, r)
+			if err != nil {
+				return err
+			}
+			want := float32(0)
+			if r == root {
+				want = math.Float32frombits(0x40404040) + math.Float32frombits(0x3f3f3f3f)
+			}
+			for i := range 2 {
+				if f := math.Float32frombits(binary.NativeEndian.Uint32(got[4*i:])); f != want {
+					return fmt.Errorf("round %d: rank %d has %v at end %d, want %v", round, r, f, i, want)
+				}
+			}
+			if err := c.Wait(x.ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for r, x := range w.ranks {
+		for _, c := range x.b.Explain().Choices {
+			if c.Op == cuda.RegisteredMemory {
+				require.Equal(t, fmt.Sprintf("%d of 16 regions", 1-r), c.Algorithm, "rank %d", r)
+				require.Contains(t, c.Why, "reads from it")
+			}
+		}
+	}
+	w.end()
 }

@@ -878,9 +878,10 @@ func check(m *member, rounds, most int) error {
 	return nil
 }
 
-// reads has random sums of floats to a root of two, of up to so many bytes. Some inputs are not registered.
+// reads has random sums of floats to a root of two, of up to so many bytes. Some inputs are not registered, and some
+// roots have no aligned memory.
 func reads(m *member, rounds, most int) error {
-	mem, err := m.v.Alloc(2 * most)
+	mem, err := m.v.Alloc(2*most + 16)
 	if err != nil {
 		return err
 	}
@@ -916,7 +917,11 @@ func reads(m *member, rounds, most int) error {
 			fill(in[r], o.d, o.seed+uint64(r))
 		}
 		copy(host.Bytes(), in[m.rank])
-		src, dst := mem.Ptr(), mem.Ptr()+driver.Ptr(most)
+		src := mem.Ptr()
+		if m.rank == root && mine.IntN(4) == 0 {
+			src += driver.Ptr(o.d.Size())
+		}
+		dst := src + driver.Ptr(most)
 		if g.IntN(2) == 0 {
 			dst = src
 		}

@@ -205,6 +205,49 @@ func (m *member) registered(n int) (mem driver.Memory, host driver.HostMemory, i
 	return mem, host, into, err
 }
 
+// TestReadsFreed has a root that comes to a call when the other rank has failed in it, and has freed its input. They
+// share a process. The root's device must not be lost.
+func TestReadsFreed(t *testing.T) {
+	u := simulated(2)
+	u.direct.DTypes = []tensor.DType{tensor.Float32}
+	threads(t, u, drivers(t, machine(t, 2, 1), 2, false), func(m *member) error {
+		const n, root = 4096, 1
+		mem, host, into, err := m.registered(4 * n)
+		if err != nil {
+			return err
+		}
+		defer mem.Close()
+		defer host.Close()
+		direct.SetShape(m.c, direct.Shape{Blocks: 1, Threads: 32, Large: true})
+		if err := errors.Join(m.s.Memset(mem.Ptr(), 0, 4*n), m.sync(), m.meet()); err != nil {
+			return err
+		}
+		for r := range m.ranks {
+			if m.rank == r {
+				if err := m.c.Reduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Float32, backend.Sum(), root, direct.Form{Into: into}); err != nil {
+					return err
+				}
+				if r != root {
+					m.w.Abort()
+				}
+				var f *window.Failure
+				if err := m.sync(); err != nil && !errors.As(err, &f) {
+					return fmt.Errorf("rank %d: %w", r, err)
+				}
+				if r != root {
+					if err := mem.Close(); err != nil {
+						return err
+					}
+				}
+			}
+			if err := m.meet(); err != nil {
+				return err
+			}
+		}
+		return m.w.Reset(m.ctx, m.exchange)
+	})
+}
+
 // TestStraightFailed: nobody writes to a rank that has failed, even if it has told where to.
 func TestStraightFailed(t *testing.T) {
 	u := simulated(2)

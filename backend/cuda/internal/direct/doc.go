@@ -129,8 +129,8 @@
 // # Reads
 //
 // The root of a reduce of two ranks reads the other one's input, if that is registered. It does so for sums and
-// averages of float32, float16 and bfloat16, from 128 MiB on. Tile 0 tells where the root may read, and whether both ranks are open. If both
-// are, the call counts two tiles:
+// averages of float32, float16 and bfloat16, from 128 MiB on. Tile 0 tells where the root may read, and whether both
+// ranks are open. If both are, the call counts two tiles:
 //
 //   - tile 0; the input was there before
 //   - when the root has read and its lanes have fenced: the end. The other rank waits for it, so its input stays as it

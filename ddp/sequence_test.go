@@ -208,7 +208,7 @@ func TestRebuildFollowsRankZero(t *testing.T) {
 func TestBroadcastInPieces(t *testing.T) {
 	// 4 x 100 MiB: the third tensor fills the first piece of 250 MiB.
 	if testing.Short() {
-		t.Skip("needs 400 MiB")
+		t.Skip("-short: needs 400 MiB")
 	}
 	g := &recorder{Group: newInstant()}
 	const n = 25 << 20

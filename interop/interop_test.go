@@ -25,7 +25,7 @@ const python = "/usr/bin/python3"
 // TestShort is a small part of what "make interop" does.
 func TestShort(t *testing.T) {
 	if testing.Short() {
-		t.Skip("make interop has it")
+		t.Skip("-short: make interop has it")
 	}
 	if err := exec.Command(python, "-c", "import torch.distributed").Run(); err != nil {
 		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {

@@ -237,7 +237,7 @@ func (x *rank) fillVector(y *vector, device int, b []byte) error {
 // memory.
 func TestRegisteredReduce(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it takes 128 MiB of each rank")
+		t.Skip("-short: needs 128 MiB for each rank")
 	}
 	const size, root, n, rounds = 2, 1, 128 << 20, 4
 	w := newWorld(t, onDevices(size))

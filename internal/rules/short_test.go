@@ -13,7 +13,8 @@ import (
 )
 
 // TestShort compares .ci/run with the tests that call testing.Short. It runs them with -short under the race
-// detector, and must run them in full without it. Helpers that draw fewer seeds with -short are no tests.
+// detector, and must run them in full without it. A test that is skipped says so with "-short: ", which .ci/run allows.
+// Helpers that draw fewer seeds with -short are no tests.
 func TestShort(t *testing.T) {
 	if _, err := exec.LookPath("bash"); err != nil {
 		t.Skip("needs bash")
@@ -45,6 +46,11 @@ func TestShort(t *testing.T) {
 				continue
 			}
 			n++
+			for _, reason := range skipped(f) {
+				if !strings.HasPrefix(reason, `"-short: `) {
+					t.Errorf("%s of %s is skipped with %s: let the text begin with -short:", f.Name.Name, name, reason)
+				}
+			}
 			if dir := "./" + filepath.ToSlash(filepath.Dir(name)); !long.MatchString(f.Name.Name) || !slices.Contains(packages, dir) {
 				t.Errorf("%s of %s calls testing.Short: add both to the long tests in .ci/run", f.Name.Name, dir)
 			}
@@ -55,8 +61,29 @@ func TestShort(t *testing.T) {
 	}
 }
 
-// callsShort reports whether f calls testing.Short itself.
-func callsShort(f *ast.FuncDecl) bool {
+// skipped returns with which texts f skips a test if testing.Short holds.
+func skipped(f *ast.FuncDecl) (reasons []string) {
+	ast.Inspect(f, func(n ast.Node) bool {
+		branch, ok := n.(*ast.IfStmt)
+		if !ok || !callsShort(branch.Cond) {
+			return true
+		}
+		ast.Inspect(branch.Body, func(n ast.Node) bool {
+			if call, ok := n.(*ast.CallExpr); ok && len(call.Args) > 0 {
+				s, method := call.Fun.(*ast.SelectorExpr)
+				if text, ok := call.Args[0].(*ast.BasicLit); ok && method && strings.HasPrefix(s.Sel.Name, "Skip") {
+					reasons = append(reasons, text.Value)
+				}
+			}
+			return true
+		})
+		return true
+	})
+	return reasons
+}
+
+// callsShort reports whether a piece of a program calls testing.Short itself.
+func callsShort(f ast.Node) bool {
 	found := false
 	ast.Inspect(f, func(n ast.Node) bool {
 		if s, ok := n.(*ast.SelectorExpr); ok && s.Sel.Name == "Short" {

@@ -66,7 +66,7 @@ func init() {
 // always get in, and memory and descriptors stay bounded.
 func TestAttacks(t *testing.T) {
 	if testing.Short() {
-		t.Skip("opens thousands of connections")
+		t.Skip("-short: opens thousands of connections")
 	}
 	for _, a := range []struct {
 		kind        string

@@ -33,7 +33,7 @@ const clientsEnv = "C10D_TCP_TEST_CLIENTS"
 // with one key, and some turning bad loses nothing of the good ones.
 func TestThousandsOfClients(t *testing.T) {
 	if testing.Short() {
-		t.Skip("opens thousands of sockets")
+		t.Skip("-short: opens thousands of sockets")
 	}
 	clients := min(mostClients, descriptorLimit()-200) / 5 * 5 // every fifth turns bad
 	if clients < mostClients {

@@ -38,7 +38,7 @@ func init() {
 // group is made.
 func TestAttacks(t *testing.T) {
 	if testing.Short() {
-		t.Skip("opens thousands of connections")
+		t.Skip("-short: opens thousands of connections")
 	}
 	for _, a := range []struct {
 		kind        string

@@ -24,9 +24,10 @@
 //
 // # Differences from PyTorch's flight recorder
 //
-// Entries have stack frames only with Options.Stacks, or C10D_TRACE_STACKS=1. A failed operation is retired and not completed, as there, and has its
-// error in the additional key "error". Each group's status has the group's name in the additional key "name". The sizes of several tensors of one shape are one size, with
-// the number of tensors as first dimension.
+// Entries have stack frames only with Options.Stacks, or C10D_TRACE_STACKS=1. A failed operation is retired and not
+// completed, as there, and has its error in the additional key "error". Each group's status has the group's name in the
+// additional key "name". The sizes of several tensors of one shape are one size, with the number of tensors as first
+// dimension.
 //
 // Names of operations begin with "nccl:", for all backends. The analyzer of PyTorch 2.11 refuses
 // names that begin with "gloo:". c10d trace takes any.

@@ -56,7 +56,7 @@ part() { # part NAME COMMAND...
 each() { # each PART NUMBER-OF-RANKS
 	export C10D_DIRECT_RANKS="$2"
 	case $1 in
-	direct) part "direct-$2" ./direct.test -test.run 'Processes|Threads|Large|Failures|Graph|Lanes|ManyRanks|Reads$' ;;
+	direct) part "direct-$2" ./direct.test -test.run 'Processes|Threads|Large|Failures|Graph|Lanes|ManyRanks|TestReads$' ;;
 	sanitizer)
 		tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
 		if [ -z "$tool" ]; then

@@ -1247,7 +1247,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     const Call &c = s.one;
     const u32 owners = c.roles >> maxRanks & 3;
     const bool reads = owners != 3, root = owners >> c.rank & 1;
-    // A peer that fails must not write any more when this rank's kernel has ended. What it reads does not matter.
+    // A peer must not write any more when this rank's kernel has failed and ended. A root may read on: see pullShape.
     const u32 told = reads ? 0 : s.open;
     Channel head = here();
     if (!all(begin(c, head))) return;

@@ -79,7 +79,7 @@ func TestReadsSimulated(t *testing.T) {
 	threads(t, u, drivers(t, machine(t, 2, 5), 2, true), jobs["reads"])
 }
 
-// TestRootReads holds that the root of a reduce of two ranks reads from the address that the other rank has told.
+// TestRootReads has a rank tell the root another address than that of its input. The root reads there.
 func TestRootReads(t *testing.T) {
 	u := simulated(2)
 	u.direct.DTypes = []tensor.DType{tensor.Float32}

@@ -443,7 +443,7 @@ func (w *Window) SharedDevice() (a, b int, shared bool) {
 	return 0, 0, false
 }
 
-// SameProcess reports whether another rank is in this process. What is reached of its memory ends when it frees that.
+// SameProcess reports whether another rank is in this process. Its memory is used by address, so nothing keeps it when that rank frees it.
 func (w *Window) SameProcess(rank int) bool { return w.near[rank] }
 
 // Own returns the addresses of this rank's memory.

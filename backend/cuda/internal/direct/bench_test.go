@@ -26,7 +26,8 @@ import (
 // BenchmarkNCCL measures the collectives of two processes, or of C10D_DIRECT_RANKS, and then NCCL's through PyTorch
 // with testdata/nccl.py, and prints both. With more than two ranks there are rows "other_form": all_reduces of the
 // form that the backend would not choose. -benchtime 1x is enough: each row repeats its calls.
-// C10D_DIRECT_ITERATIONS is how many, C10D_DIRECT_BLOCKS limits the blocks of a call, C10D_DIRECT_MOST the bytes.
+// C10D_DIRECT_ITERATIONS is how many, C10D_DIRECT_BLOCKS limits the blocks of a call. C10D_DIRECT_LEAST and
+// C10D_DIRECT_MOST are the bytes.
 //
 // The columns are us a call on the slower rank, the least of some rounds:
 //
@@ -214,7 +215,8 @@ func moves(m *member) error {
 
 func sizes() []int {
 	all := []int{8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}
-	return slices.DeleteFunc(all, func(n int) bool { return n > number("C10D_DIRECT_MOST", 1<<30) })
+	least, most := number("C10D_DIRECT_LEAST", 0), number("C10D_DIRECT_MOST", 1<<30)
+	return slices.DeleteFunc(all, func(n int) bool { return n < least || n > most })
 }
 
 func bench(m *member) error {

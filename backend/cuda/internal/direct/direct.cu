@@ -1247,8 +1247,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     const Call &c = s.one;
     const u32 owners = c.roles >> maxRanks & 3;
     const bool reads = owners != 3, root = owners >> c.rank & 1;
-    // A peer must not write any more when this rank's kernel has failed and ended. A root may read on: see pullShape.
-    const u32 told = reads ? 0 : s.open;
+    // A peer neither writes nor reads any more when this rank's kernel has failed and ended. Of a root nobody reads.
+    const u32 told = reads && root ? 0 : s.open;
     Channel head = here();
     if (!all(begin(c, head))) return;
     head.tiles = head.last = 1;
@@ -1269,7 +1269,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       count = 1;
 #pragma unroll
       for (int u = 0; u < U; u++) v[u] = (Vec)(1);
-      if (!all(root ? push(c, head, count, 1, v) : take(c, head, 1 - c.rank, count, v))) return;
+      if (!all(root ? push(c, head, count, 1, v) : take(c, head, 1 - c.rank, count, v))) return stay(told);
       credit(c, head, count);
       count++;
     } else if (open) {
@@ -1302,7 +1302,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
   static const u32 readers = 256;
 
   // pull combines this rank's operand with the peer's, which it reads. It returns false, to all lanes, if the peer has
-  // failed: then its operand may have changed.
+  // failed: then its operand may have changed. It looks before every fourth turn, because the peer may free its memory. A
+  // look before each turn costs 2 % of the call.
   DEVICE bool pull(const Call &c, const Channel &head, u8 *theirs, const u32 *failed) {
     // They are of all blocks: the first 16 blocks alone are up to 5 % slower.
     const u32 each = head.all > readers ? head.all / readers : 1, warps = (head.all + each - 1) / each;
@@ -1319,10 +1320,11 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     syncWarp();
     asm volatile("fence.acq_rel.sys;" : : : "memory");
     const u32 batch = 2; // tiles under way
-    u32 then = turn(c, head, 1 - c.rank, parts, warps);
-    for (;;) {
-      const u32 nth = from(then, 0);
+    u32 over = ch.lane == 0 ? get(failed) : 0, then = turn(c, head, 1 - c.rank, parts, warps);
+    for (u32 k = 0;; k++) {
+      const u32 nth = from(over != 0 ? parts : then, 0);
       if (nth >= parts) break;
+      if (ch.lane == 0 && k % 4 == 0) over = get(failed);
       then = turn(c, head, 1 - c.rank, parts, warps);
       const u32 end = nth * lookTiles + lookTiles < ch.tiles ? nth * lookTiles + lookTiles : ch.tiles;
       for (u32 i = nth * lookTiles; i < end; i += batch) {

@@ -136,9 +136,10 @@
 //   - when the root has read and its lanes have fenced: the end. The other rank waits for it, so its input stays as it
 //     is until then.
 //
-// A rank that fails does not wait. So the root looks whether the other one has failed, after it has read and before it
-// tells the end. If not, that rank's kernel was still there, and so was its input. If it has failed, the root has gone on
-// reading all the same. It needs a mapping that stays, so the ranks have to be in two processes.
+// A rank that fails does not wait for the end. Its input may then change, or be freed. So a channel of the root looks
+// before each 64 tiles whether the other rank has failed, and reads no more if it has. That rank stays for 5 ms, as
+// above. The root looks once more after it has read, and before it tells the end. If the other rank has not failed, its
+// kernel was still there, and so was its input.
 //
 // The tests have a model of the protocol, with ranks of any pace and stores that overtake each
 // other. They show that each rule is needed.

@@ -439,6 +439,17 @@ func TestReads(t *testing.T) {
 		t.Skip("one of two ranks reads")
 	}
 	processes(t, "reads")
+	threads(t, onGPUs(), one(gpus(t), gpuRanks), jobs["reads"])
+}
+
+// TestReadsFreed has a root that comes to a call when the other rank has failed in it, and has freed its input. They
+// share a process, so an access of that memory would be the end of the root's device.
+func TestReadsFreed(t *testing.T) {
+	gpus(t)
+	if gpuRanks > 2 {
+		t.Skip("one of two ranks reads")
+	}
+	threads(t, onGPUs(), one(gpus(t), gpuRanks), readsFreed)
 }
 
 func TestGraph(t *testing.T) { threads(t, onGPUs(), one(gpus(t), gpuRanks), jobs["graph"]) }
@@ -953,6 +964,47 @@ func reads(m *member, rounds, most int) error {
 		return fmt.Errorf("roots could read in %d of %d calls", pulled, rounds)
 	}
 	return nil
+}
+
+// readsFreed has a root read nothing of a rank that has failed.
+func readsFreed(m *member) error {
+	const root = 1
+	mem, err := m.v.Alloc(m.most)
+	if err != nil {
+		return err
+	}
+	defer mem.Close()
+	into, err := m.into(mem)
+	if err != nil {
+		return err
+	}
+	direct.SetShape(m.c, direct.Shape{Blocks: 1, Threads: 32, Large: true})
+	if err := errors.Join(m.s.Memset(mem.Ptr(), 0, m.most), m.sync(), m.meet()); err != nil {
+		return err
+	}
+	for r := range m.ranks {
+		if m.rank == r {
+			if err := m.c.Reduce(m.s, mem.Ptr(), mem.Ptr(), m.most/4, tensor.Float32, backend.Sum(), root, direct.Form{Into: into}); err != nil {
+				return err
+			}
+			if r != root {
+				m.w.Abort()
+			}
+			var f *window.Failure
+			if err := m.sync(); !errors.As(err, &f) || f.Rank != r || f.Peer != 1-r || !f.Aborted {
+				return fmt.Errorf("rank %d: %w", r, err)
+			}
+			if r != root {
+				if err := mem.Close(); err != nil {
+					return err
+				}
+			}
+		}
+		if err := m.meet(); err != nil {
+			return err
+		}
+	}
+	return m.w.Reset(m.ctx, m.exchange)
 }
 
 // do makes a call.

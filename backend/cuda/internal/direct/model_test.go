@@ -12,7 +12,7 @@ import (
 
 // A model of the protocol. It shows that the protocol is right for any number of ranks, any
 // pace of the lanes, and any order in which stores arrive. It follows Kernel in direct.cu
-// line by line, but for the looks of who writes straight. A lane computes sums of words.
+// line by line, but for the looks of who writes straight or reads. A lane computes sums of words.
 //
 // A seeded scheduler takes one step at a time: of a lane, or the arrival of a store. For a
 // while it holds up some lanes and ranks, and some stores until nothing else can go on. Stores
@@ -48,7 +48,7 @@ const (
 	agreeing  rule = "all channels go straight, or none does"
 	fencing   rule = "the end of a straight call comes after its stores"
 	ending    rule = "a rank waits for the ends of the others' stores"
-	looking   rule = "who writes straight looks whether the peer has failed"
+	looking   rule = "who writes straight, or reads, looks whether the peer has failed"
 	voting    rule = "the lanes tell the end if all of them are well"
 	lingering rule = "a rank that has failed waits for what peers have begun"
 	beginning rule = "two shots give credit after their first round"
@@ -67,7 +67,7 @@ const (
 const renewed = 1 << 30
 
 // readRules are those of a root that reads.
-var readRules = []rule{opening, preparing, holding, asking}
+var readRules = []rule{opening, preparing, holding, looking, lingering, asking}
 
 // straightRules are those of straight stores.
 var straightRules = []rule{opening, fencing, ending, voting, looking, lingering}
@@ -139,6 +139,7 @@ type model struct {
 	failedIn               []int  // calls
 	done                   []int  // calls of a rank that have ended
 	expired                bool   // waits are over
+	brief                  bool   // ranks that have failed stay for too short a time, and memory stays mapped
 	fault                  error
 	turns                  int // until others are held up
 }
@@ -184,6 +185,7 @@ type modelLane struct {
 	limit    uint32
 	returned bool   // from the call
 	held     bool   // for a while
+	reading  bool   // from another rank, after a look
 	heads    int    // tiles before the first one with data
 	key      uint32 // of the tile that lane 0 takes
 	marked   bool   // that has one
@@ -228,6 +230,7 @@ func makeModel(seed uint64, ranks int, without rule, calls mix) *model {
 	if without == looking || without == lingering || without == voting || without == asking {
 		m.abort = g.IntN(mostSteps * ranks)
 	}
+	m.brief = without == asking || without != looking && without != lingering && g.IntN(2) == 0 && calls == onlyReads
 	for range 4 + g.IntN(5) {
 		c := modelCall{parts: g.IntN(2) == 0}
 		c.short = c.parts && g.IntN(2) == 0
@@ -626,11 +629,14 @@ func (l *modelLane) kernel() {
 		l.limit = l.cur + uint32(m.depth)
 	}
 	if c.reads {
-		switch open, ok := l.meetRoot(c, tiles); {
-		case !ok:
-			return
-		case open:
-			l.pull(c, tiles)
+		open, ok := l.meetRoot(c)
+		if ok && open {
+			ok = l.pull(c)
+		}
+		if !ok && r != c.reduces && c.open[r] && m.failed[r] && m.without != lingering && !m.brief {
+			l.linger()
+		}
+		if !ok || open {
 			return
 		}
 		l.cur, l.heads = l.cur+1, 1
@@ -676,11 +682,13 @@ func (l *modelLane) kernel() {
 }
 
 // meetRoot is the first tile of a reduce whose root may read. Open reports whether it does; ok is false if the call has
-// failed. The operand is what came before the kernel in its stream.
-func (l *modelLane) meetRoot(c modelCall, tiles int) (open, ok bool) {
-	m, r, ch := l.m, l.w.rank, l.w.channel
-	for i := 0; r != c.reduces && c.open[r] && i < tiles; i++ {
-		l.store(m.place(r, r, ch, i, l.n), m.operand(r, 0, l.call, ch, i, l.n), false)
+// failed. The operand is what came before the kernel in its stream, so each channel has stored all of it.
+func (l *modelLane) meetRoot(c modelCall) (open, ok bool) {
+	m, r := l.m, l.w.rank
+	for ch, tiles := range c.tiles {
+		for i := 0; r != c.reduces && c.open[r] && i < tiles; i++ {
+			l.store(m.place(r, r, ch, i, l.n), m.operand(r, 0, l.call, ch, i, l.n), false)
+		}
 	}
 	l.syncWarp()
 	var after []*modelStore
@@ -694,30 +702,24 @@ func (l *modelLane) meetRoot(c modelCall, tiles int) (open, ok bool) {
 	return l.w.open, ok
 }
 
-// pull is a reduce whose root reads. The model does not change the order of loads.
-func (l *modelLane) pull(c modelCall, tiles int) {
+// pull is a reduce whose root reads. The channels take turns, by number. It returns false if the call has failed. The
+// model does not change the order of loads.
+func (l *modelLane) pull(c modelCall) bool {
 	m, r, ch := l.m, l.w.rank, l.w.channel
 	peer, at := 1-r, 0
 	if r == c.reduces {
-		var wrong error
-		for i := range tiles {
-			l.wait(nil)
-			got, want := m.mem[m.place(peer, peer, ch, i, l.n)], m.operand(peer, 0, l.call, ch, i, l.n)
-			if got != want && wrong == nil {
-				wrong = fmt.Errorf("the root reads %#x in call %d, channel %d, tile %d, lane %d, want %#x", got, l.call, ch, i, l.n, want)
-			}
-		}
+		gone, wrong := l.readTiles(c)
 		l.wait(nil)
-		gone := m.failed[peer] && m.without != asking
+		gone = gone || m.failed[peer] && m.without != asking
 		if gone && !m.failed[r] {
 			m.failed[r], m.failedIn[r] = true, l.call
 		}
 		if !l.vote(!gone) {
-			return
+			return false
 		}
 		if wrong != nil {
 			m.fault = wrong
-			return
+			return false
 		}
 		at = m.slot(peer, r, ch, l.cur+1, 0)
 		if l.n == 0 {
@@ -731,13 +733,40 @@ func (l *modelLane) pull(c modelCall, tiles int) {
 			}
 		}
 		if !l.vote(ok) {
-			return
+			return false
 		}
 	}
 	if 2%(m.depth/2) == 0 {
 		l.publish(2)
 	}
 	l.finish(2)
+	return true
+}
+
+// readTiles reads what is a channel's turn, until the other rank has failed. It returns what is wrong with the data.
+func (l *modelLane) readTiles(c modelCall) (gone bool, wrong error) {
+	m, peer, turn := l.m, 1-l.w.rank, 0
+	for of, tiles := range c.tiles {
+		for i := range tiles {
+			if turn++; turn/modelTurn%m.channels != l.w.channel {
+				continue
+			}
+			if m.failed[peer] && m.without != looking {
+				return true, wrong
+			}
+			l.reading = true
+			l.wait(nil)
+			got, want := m.mem[m.place(peer, peer, of, i, l.n)], m.operand(peer, 0, l.call, of, i, l.n)
+			if got != want && wrong == nil {
+				wrong = fmt.Errorf("the root reads %#x in call %d, channel %d, tile %d, lane %d, want %#x", got, l.call, of, i, l.n, want)
+			}
+			if m.failed[peer] && m.done[peer] > l.call && !m.brief {
+				m.fault = fmt.Errorf("the root reads channel %d, tile %d, lane %d in call %d, which may have been freed", of, i, l.n, l.call)
+			}
+			l.reading = false
+		}
+	}
+	return false, wrong
 }
 
 // reuse writes other data where the root may have read, when a rank's call has ended.
@@ -1116,10 +1145,11 @@ func (l *modelLane) writeResult(c modelCall, i int) bool {
 	return true
 }
 
-// linger waits until nothing is on its way to this rank.
+// linger waits until nothing is on its way to this rank, or from its memory.
 func (l *modelLane) linger() {
 	l.yield(func() bool {
-		return !slices.ContainsFunc(l.m.flying, func(s *modelStore) bool { return s.to == l.w.rank })
+		return !slices.ContainsFunc(l.m.flying, func(s *modelStore) bool { return s.to == l.w.rank }) &&
+			!slices.ContainsFunc(l.m.lanes, func(x *modelLane) bool { return x.reading && x.w.rank != l.w.rank })
 	})
 }
 

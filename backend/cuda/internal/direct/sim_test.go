@@ -76,7 +76,9 @@ func TestSimulated(t *testing.T) {
 func TestReadsSimulated(t *testing.T) {
 	u := simulated(2)
 	u.most = 30_000
-	threads(t, u, drivers(t, machine(t, 2, 5), 2, true), jobs["reads"])
+	for _, apart := range []bool{false, true} {
+		threads(t, u, drivers(t, machine(t, 2, 5), 2, apart), jobs["reads"])
+	}
 }
 
 // TestRootReads has a rank tell the root another address than that of its input. The root reads there.
@@ -163,8 +165,8 @@ func TestStraight(t *testing.T) {
 					mine = 2
 					err = errors.Join(err, m.c.Broadcast(m.s, at, 4*n, 1, form))
 				default:
-					if m.c.ReduceSpreads(n, tensor.Float32, op, 1, form) != (m.ranks > 2 && m.rank == 1 || m.ranks == 2 && m.rank == 0 && apart) {
-						return errors.New("a reduce needs memory of another rank than the root, with two ranks of the root, or in one process any")
+					if m.c.ReduceSpreads(n, tensor.Float32, op, 1, form) != ((m.rank == 1) == (m.ranks > 2)) {
+						return errors.New("a reduce needs memory of ranks other than the root, or with two ranks of the root")
 					}
 					if m.rank != 1 {
 						mine = float32(m.rank + 1)
@@ -205,47 +207,11 @@ func (m *member) registered(n int) (mem driver.Memory, host driver.HostMemory, i
 	return mem, host, into, err
 }
 
-// TestReadsFreed has a root that comes to a call when the other rank has failed in it, and has freed its input. They
-// share a process. The root's device must not be lost.
-func TestReadsFreed(t *testing.T) {
+// TestReadsFreedSimulated is TestReadsFreed on simulated devices.
+func TestReadsFreedSimulated(t *testing.T) {
 	u := simulated(2)
-	u.direct.DTypes = []tensor.DType{tensor.Float32}
-	threads(t, u, drivers(t, machine(t, 2, 1), 2, false), func(m *member) error {
-		const n, root = 4096, 1
-		mem, host, into, err := m.registered(4 * n)
-		if err != nil {
-			return err
-		}
-		defer mem.Close()
-		defer host.Close()
-		direct.SetShape(m.c, direct.Shape{Blocks: 1, Threads: 32, Large: true})
-		if err := errors.Join(m.s.Memset(mem.Ptr(), 0, 4*n), m.sync(), m.meet()); err != nil {
-			return err
-		}
-		for r := range m.ranks {
-			if m.rank == r {
-				if err := m.c.Reduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Float32, backend.Sum(), root, direct.Form{Into: into}); err != nil {
-					return err
-				}
-				if r != root {
-					m.w.Abort()
-				}
-				var f *window.Failure
-				if err := m.sync(); err != nil && !errors.As(err, &f) {
-					return fmt.Errorf("rank %d: %w", r, err)
-				}
-				if r != root {
-					if err := mem.Close(); err != nil {
-						return err
-					}
-				}
-			}
-			if err := m.meet(); err != nil {
-				return err
-			}
-		}
-		return m.w.Reset(m.ctx, m.exchange)
-	})
+	u.most = 30_000
+	threads(t, u, drivers(t, machine(t, 2, 1), 2, false), readsFreed)
 }
 
 // TestStraightFailed: nobody writes to a rank that has failed, even if it has told where to.

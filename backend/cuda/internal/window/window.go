@@ -176,7 +176,6 @@ type Window struct {
 	host  driver.HostMemory
 	opens []driver.Memory // of the other ranks; nil for this one
 	owner [16]byte        // this process, as handles have it
-	near  []bool          // ranks of this process
 	uuids [][16]byte
 	peers []int // devices that enable has made reachable
 
@@ -345,7 +344,7 @@ func (w *Window) agree(ctx context.Context, exchange Exchange, b []byte, mine er
 // open opens the memory of the others.
 func (w *Window) open(all [][]byte) error {
 	w.opens = make([]driver.Memory, w.o.Ranks)
-	w.uuids, w.near = make([][16]byte, w.o.Ranks), make([]bool, w.o.Ranks)
+	w.uuids = make([][16]byte, w.o.Ranks)
 	w.uuids[w.o.Rank] = w.o.Device.Info().UUID
 	for r, b := range all {
 		if r == w.o.Rank {
@@ -373,7 +372,7 @@ func (w *Window) open(all [][]byte) error {
 		if err != nil {
 			return w.wrap(err, "the memory of rank %d on its device %d", r, dev)
 		}
-		w.opens[r], w.uuids[r], w.near[r] = m, h.UUID, h.Owner == w.owner
+		w.opens[r], w.uuids[r] = m, h.UUID
 	}
 	return nil
 }
@@ -442,9 +441,6 @@ func (w *Window) SharedDevice() (a, b int, shared bool) {
 	}
 	return 0, 0, false
 }
-
-// SameProcess reports whether another rank is in this process. Its memory is used by address, so nothing keeps it when that rank frees it.
-func (w *Window) SameProcess(rank int) bool { return w.near[rank] }
 
 // Own returns the addresses of this rank's memory.
 func (w *Window) Own() Own {

@@ -286,6 +286,10 @@ func (x *exchanger) pull(m direct.Spread, at direct.Place, d tensor.DType) bool 
 	c, peer := x.c, 1-x.c.Rank
 	root := in(c.Owners, c.Rank)
 	if root {
+		if x.k.Load(m.Failed) != 0 {
+			x.fail(peer, window.Aborted) // its memory may have been freed
+			return false
+		}
 		a := x.arithmetic(d)
 		operands := make([][]byte, c.Ranks)
 		operands[c.Rank] = x.part(0, 0, c.Part)

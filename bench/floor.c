@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST = 8, ITERS = 1000, HUGE = 2 << 20, SUB = 16 << 10, VARIANTS = 3 };
+enum { MOST = 8, ITERS = 4000, HUGE = 2 << 20, SUB = 16 << 10, VARIANTS = 3 };
 
 struct line {
     _Alignas(128) _Atomic long v;
@@ -178,7 +178,7 @@ int main(int argc, char **argv) {
             if (m == MAP_FAILED) return perror("floor: memfd"), 1;
             madvise(m, bytes, MADV_HUGEPAGE);
             the = (struct shared *)m, area = m + head;
-            int iters = n > (4 << 20) ? 20 : n > (256 << 10) ? 200 : ITERS;
+            int iters = n > (4 << 20) ? 20 : n > (256 << 10) ? 200 : n > (4 << 10) ? 1000 : ITERS;
             for (int staged = 0; staged < 2; staged++) {
                 double best = 0, best99 = 0;
                 int pins = ranks <= sysconf(_SC_NPROCESSORS_ONLN) ? 2 : 1;

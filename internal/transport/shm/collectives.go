@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/c10d-go/c10d/internal/copies"
 )
 
 // start begins a collective; the caller holds g.mu.
@@ -220,7 +222,7 @@ func copyTo(dst, src []byte) {
 		return
 	}
 	for len(dst) > 0 && len(src) > 0 {
-		n := copy(dst[:min(len(dst), stretch)], src)
+		n := copies.Bytes(dst[:min(len(dst), stretch)], src)
 		dst, src = dst[n:], src[n:]
 	}
 }
@@ -354,13 +356,13 @@ func (g *Group) Reduce(out, in []byte, root int, by Operator, stop func() error)
 
 // allReduceSmall reduces on every rank the buffers that all have staged.
 func (g *Group) allReduceSmall(buf []byte) error {
-	return g.pipeline(pieces(len(buf), g.piece), func(_ int, data []byte) { copy(data, buf) },
+	return g.pipeline(pieces(len(buf), g.piece), func(_ int, data []byte) { copies.Bytes(data, buf) },
 		func(_ int, p uint32) error { return g.combineAll(buf, p) })
 }
 
 func (g *Group) reduceSmall(buf []byte, root int) error {
 	if g.rank != root {
-		return g.pipeline(pieces(len(buf), g.piece), func(_ int, data []byte) { copy(data, buf) }, nil)
+		return g.pipeline(pieces(len(buf), g.piece), func(_ int, data []byte) { copies.Bytes(data, buf) }, nil)
 	}
 	return g.allReduceSmall(buf)
 }
@@ -422,8 +424,8 @@ func (g *Group) reduceShares(buf []byte, root int) error {
 			if g.rank == 0 && !inPlace {
 				hi = 0
 			}
-			copy(data[:lo], b)
-			copy(data[hi:], b[hi:])
+			copies.Bytes(data[:lo], b)
+			copies.Bytes(data[hi:], b[hi:])
 		},
 		func(k int, p uint32) error {
 			b := cut(buf, k, piece)
@@ -440,7 +442,7 @@ func (g *Group) reduceShares(buf []byte, root int) error {
 			g.srcs[0] = acc
 			g.reduceOperands(acc)
 			if inPlace {
-				copy(shared[lo:hi], acc)
+				copies.Bytes(shared[lo:hi], acc)
 			}
 			g.announce(g.self.slots[p%depth].reduced, p+1)
 			if root >= 0 && g.rank != root {
@@ -455,7 +457,7 @@ func (g *Group) reduceShares(buf []byte, root int) error {
 				if err := g.wait(r, g.segs[r].slots[p%depth].reduced, p+1); err != nil {
 					return err
 				}
-				copy(b[lo:hi], shared[lo:hi])
+				copies.Bytes(b[lo:hi], shared[lo:hi])
 			}
 			return nil
 		})
@@ -531,7 +533,7 @@ func (g *Group) ReduceScatter(out, in []byte, by Operator, stop func() error) er
 		func(k int, data []byte) {
 			g.stageBlocks(data, blocks{whole: in}, n, k, piece)
 			if keep {
-				copy(data[g.rank*piece:][:piece], cut(mine, k, piece))
+				copies.Bytes(data[g.rank*piece:][:piece], cut(mine, k, piece))
 			}
 		},
 		func(k int, p uint32) error {
@@ -573,11 +575,11 @@ func (g *Group) broadcastStaged(buf []byte, root int) error {
 	piece := min(max(len(buf)/4&^(line-1), minPart), maxPart, g.piece)
 	n := pieces(len(buf), piece)
 	if g.rank == root {
-		return g.pipeline(n, func(k int, data []byte) { copy(data, cut(buf, k, piece)) }, nil)
+		return g.pipeline(n, func(k int, data []byte) { copies.Bytes(data, cut(buf, k, piece)) }, nil)
 	}
 	return g.pipeline(n, nil, func(k int, p uint32) error {
 		data, err := g.waitPiece(root, p)
-		copy(cut(buf, k, piece), data)
+		copies.Bytes(cut(buf, k, piece), data)
 		return err
 	})
 }
@@ -619,7 +621,7 @@ func (g *Group) allGather(out blocks, in []byte, stop func() error) error {
 		}
 	}
 	return g.pipeline(pieces(n, g.piece),
-		func(k int, data []byte) { copy(data, cut(in, k, g.piece)) },
+		func(k int, data []byte) { copies.Bytes(data, cut(in, k, g.piece)) },
 		func(k int, p uint32) error {
 			copyTo(cut(mine, k, g.piece), cut(in, k, g.piece))
 			return g.collect(out, n, k, p)
@@ -724,7 +726,7 @@ func (g *Group) gather(out blocks, in []byte, root int, stop func() error) error
 		}
 	}
 	if g.rank != root {
-		return g.pipeline(pieces(n, g.piece), func(k int, data []byte) { copy(data, cut(in, k, g.piece)) }, nil)
+		return g.pipeline(pieces(n, g.piece), func(k int, data []byte) { copies.Bytes(data, cut(in, k, g.piece)) }, nil)
 	}
 	copyTo(out.at(root, n), in)
 	return g.pipeline(pieces(n, g.piece), nil, func(k int, p uint32) error { return g.collect(out, n, k, p) })
@@ -738,7 +740,7 @@ func (g *Group) collect(out blocks, n, k int, p uint32) error {
 		if err != nil {
 			return err
 		}
-		copy(cut(out.at(r, n), k, g.piece), data)
+		copies.Bytes(cut(out.at(r, n), k, g.piece), data)
 	}
 	g.allPublished(p)
 	return nil
@@ -788,7 +790,7 @@ func (g *Group) scatter(out []byte, in blocks, root int, stop func() error) erro
 		if err != nil {
 			return err
 		}
-		copy(cut(out, k, piece), data[g.rank*piece:])
+		copies.Bytes(cut(out, k, piece), data[g.rank*piece:])
 		return nil
 	})
 }
@@ -801,7 +803,7 @@ func (g *Group) blockPiece() int { return g.piece / g.size &^ 63 }
 func (g *Group) stageBlocks(data []byte, in blocks, n, k, piece int) {
 	for r := range g.size {
 		if r != g.rank {
-			copy(data[r*piece:][:piece], cut(in.at(r, n), k, piece))
+			copies.Bytes(data[r*piece:][:piece], cut(in.at(r, n), k, piece))
 		}
 	}
 }
@@ -836,7 +838,7 @@ func (g *Group) AllToAll(out, in []byte, stop func() error) error {
 				if err != nil {
 					return err
 				}
-				copy(cut(out[r*n:][:n], k, piece), data[g.rank*piece:])
+				copies.Bytes(cut(out[r*n:][:n], k, piece), data[g.rank*piece:])
 			}
 			g.allPublished(p)
 			return nil
@@ -876,7 +878,7 @@ func (g *Group) AllToAllV(out, in [][]byte, stop func() error) error {
 		func(k int, data []byte) {
 			for r, b := range in {
 				if r != g.rank && len(b) > short {
-					copy(data[r*piece:][:piece], cut(b, k, piece))
+					copies.Bytes(data[r*piece:][:piece], cut(b, k, piece))
 				}
 			}
 		},
@@ -888,7 +890,7 @@ func (g *Group) AllToAllV(out, in [][]byte, stop func() error) error {
 					return err
 				}
 				if len(out[r]) > short {
-					copy(cut(out[r], k, piece), data[g.rank*piece:])
+					copies.Bytes(cut(out[r], k, piece), data[g.rank*piece:])
 				}
 			}
 			g.allPublished(p)
@@ -927,7 +929,7 @@ func (g *Group) exchangeLengths(out, in [][]byte) (longest int, err error) {
 				}
 				longest = max(longest, len(b))
 				if len(b) <= short {
-					copy(data[head+r*short:], b)
+					copies.Bytes(data[head+r*short:], b)
 				}
 			}
 		},
@@ -957,7 +959,7 @@ func (g *Group) exchangeLengths(out, in [][]byte) (longest int, err error) {
 					if err != nil {
 						return err
 					}
-					copy(out[r], data[head+g.rank*short:][:n])
+					copies.Bytes(out[r], data[head+g.rank*short:][:n])
 				}
 			}
 			g.allPublished(p)

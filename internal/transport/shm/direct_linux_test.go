@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/c10d-go/c10d/internal/copies"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 	"github.com/c10d-go/c10d/internal/transport/transporttest"
@@ -39,7 +40,8 @@ func joinWith(t testing.TB, os ...shm.Options) []*shm.Group {
 	return gs
 }
 
-// TestProbe: one rank that cannot read the others' memory, or may not, is enough for all to stage.
+// TestProbe: one rank that cannot read the others' memory, or may not, is enough for all to stage. One whose copies are not
+// fast is enough for all to read.
 func TestProbe(t *testing.T) {
 	nothing := shm.Limits{AllReduce: -1, Reduce: -1, ReduceScatter: -1, Broadcast: -1, AllGather: -1, AllGatherV: -1, Gather: -1, Scatter: -1, AllToAll: -1, Message: -1}
 	refuse := func(e syscall.Errno) shm.Options {
@@ -68,7 +70,7 @@ func TestProbe(t *testing.T) {
 		"other mark":    {shm.Options{}.Taking(0), "rank 1 finds another process where rank 0 should be"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			gs := joinWith(t, shm.Options{}, tc.second, shm.Options{})
+			gs := joinWith(t, shm.Options{}.SlowCopies(), tc.second, shm.Options{})
 			why := gs[0].WhyStaged()
 			for _, g := range gs {
 				require.Equal(t, why, g.WhyStaged())
@@ -81,10 +83,14 @@ func TestProbe(t *testing.T) {
 			require.Equal(t, tc.why == "", why == "")
 			n := 1000
 			if why == "" {
+				require.NotEqual(t, nothing, gs[0].Limits())
 				n = int(gs[0].Limits().AllToAll)/len(gs) + 1
 			}
 			each(t, gs, func(g *shm.Group) error { return call(g, "alltoall", 3, 0, n, 1, 0, false) })
 		})
+	}
+	if copies.Fast() {
+		require.Equal(t, nothing, joinWith(t, shm.Options{}, shm.Options{})[1].Limits(), "two copies are faster")
 	}
 	require.Equal(t, nothing, join(t, 1, shm.Options{})[0].Limits(), "nobody to copy from")
 }

@@ -67,6 +67,12 @@ func (o Options) Section(n int) Options {
 	return o
 }
 
+// SlowCopies returns options by which copies are as fast as copy on this rank.
+func (o Options) SlowCopies() Options {
+	o.slowCopies = true
+	return o
+}
+
 // NoArenas returns options by which this rank fails to map arenas.
 func (o Options) NoArenas(why syscall.Errno) Options {
 	o.noArenas = arenasFailed(why)

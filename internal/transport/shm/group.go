@@ -64,6 +64,7 @@ type Options struct {
 	noArenas   errArenas  // why this rank has none; 0 means no reason
 	section    int        // 0 means that it depends on the buffer; at least 4 KiB
 	tile       int        // 0 means defaultTile; at least 4 KiB and at most a stretch
+	slowCopies bool       // as if package copies were not faster than copy here
 	readMemory readMemory // nil means the system call; with it, no other rank counts as in this process
 }
 

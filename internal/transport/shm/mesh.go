@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/copies"
 	"github.com/c10d-go/c10d/internal/recheck"
 	"github.com/c10d-go/c10d/internal/transport"
 )
@@ -305,14 +306,14 @@ func (m *Mesh) sendFirst(p *peer, r *transport.Request) bool {
 	if room == nil {
 		return false
 	}
-	copy(room, r.Buf)
+	copies.Bytes(room, r.Buf)
 	f := frame{kind: frameFirst, size: uint32(n), slot: r.Slot, total: uint64(len(r.Buf)), addr: addr}
 	if all {
 		p.w.publish(f)
 		for n < len(r.Buf) {
 			p.seg.wakeMesh()
 			more := min(len(r.Buf)-n, restBytes)
-			copy(p.w.room(more), r.Buf[n:])
+			copies.Bytes(p.w.room(more), r.Buf[n:])
 			p.w.publish(frame{kind: frameRest, size: uint32(more)})
 			n += more
 		}
@@ -372,7 +373,7 @@ func (m *Mesh) match(p *peer, r *transport.Request, f frame, data []byte) {
 		m.mismatched(p, r, f)
 		return
 	}
-	n := copy(r.Buf, data)
+	n := copies.Bytes(r.Buf, data)
 	if n == len(r.Buf) {
 		m.finish(p, r)
 		return
@@ -514,7 +515,7 @@ func (m *Mesh) addData(p *peer, t *transfer, data []byte) bool {
 	if len(data) > len(t.r.Buf)-t.n {
 		return false
 	}
-	t.n += copy(t.r.Buf[t.n:], data)
+	t.n += copies.Bytes(t.r.Buf[t.n:], data)
 	if t.n == len(t.r.Buf) {
 		r := t.r
 		m.release(&m.in, t)
@@ -583,7 +584,7 @@ func (m *Mesh) stash(p *peer, f frame, data []byte) {
 	a := m.getArrival(room)
 	a.data = a.data[:len(data)]
 	a.from, a.slot, a.total, a.id, a.addr = p.rank, f.slot, f.total, f.id, f.addr
-	copy(a.data, data)
+	copies.Bytes(a.data, data)
 	if len(data) < room {
 		p.restOf = a
 	}
@@ -612,7 +613,7 @@ func (m *Mesh) readDirect(p *peer) (moved bool) {
 		if t.addr&inArena == 0 {
 			err = m.g.readMemory(&m.remote.vmReader, &m.g.processes[p.rank], rest[:n], t.addr+uint64(t.n))
 		} else if src := m.g.arenaBytes(p.rank, t.addr+uint64(t.n), n); src != nil {
-			copy(rest, src)
+			copies.Bytes(rest, src)
 		} else {
 			err = errNotInArena
 		}
@@ -665,7 +666,7 @@ func (m *Mesh) transmit(p *peer) (moved bool) {
 		if room == nil {
 			break
 		}
-		copy(room, t.r.Buf[t.n:])
+		copies.Bytes(room, t.r.Buf[t.n:])
 		p.w.publish(frame{kind: frameMore, size: uint32(n), id: t.far})
 		p.seg.wakeMesh()
 		t.n += n

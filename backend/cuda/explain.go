@@ -89,7 +89,7 @@ func (b *Backend) Explain() backend.Explanation {
 	if n, most, bytes, ok := b.direct.Registered(); ok {
 		e.Choices = append(e.Choices, backend.Choice{
 			Op: RegisteredMemory, UpTo: -1, Algorithm: fmt.Sprintf("%d of %d regions", n, most),
-			Why: fmt.Sprintf("%d bytes that the other ranks' kernels have mapped: they write long messages, gathers, scatters and broadcasts straight into it, and the root of a long reduce of two processes reads from it, without staging", bytes),
+			Why: fmt.Sprintf("%d bytes that the other ranks' kernels have mapped: they write long messages, gathers, scatters and broadcasts straight into it, and the root of a long reduce of two ranks reads from it, without staging", bytes),
 		})
 	}
 	return e

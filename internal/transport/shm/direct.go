@@ -23,8 +23,8 @@ type Limits struct {
 // defaultLimits returns the sizes from which BenchmarkCopies found one copy to be faster. One
 // rank makes a single copy, while two ranks share the work of two copies. So a single copy wins
 // in two cases: all ranks read at once, or lines that were just written come slowly to another
-// CPU. It needs one or two more rounds of waiting, which are expensive where ranks share CPUs. fast says that package
-// copies is faster than copy on all ranks.
+// CPU. It needs one or two more rounds of waiting, which are expensive where ranks share CPUs. With fast, package copies
+// is faster than copy on all ranks.
 func defaultLimits(ranks int, ownCPUs, fast bool) Limits {
 	l := never()
 	switch {

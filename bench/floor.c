@@ -11,6 +11,9 @@
  * with prefetches (1), or sub-slices of 16 KiB with flags instead of that barrier (2), each with the
  * ranks where the kernel puts them and, if there are enough CPUs, on a CPU each. -all prints each
  * variant.
+ *
+ * -gaps measures something else: how often the machine interrupts a process. Each rank reads the clock
+ * for a second, and prints how many gaps of how many us there were between two readings.
  */
 #define _GNU_SOURCE
 #include <immintrin.h>
@@ -150,6 +153,21 @@ static double measure(size_t n, int iters, int variant, int staged, int pin, dou
     return slowest[iters / 2];
 }
 
+static void gaps(void) {
+    for (rank = 0; rank < ranks; rank++) {
+        if (fork()) continue;
+        const double ends[] = {1, 4, 8, 16, 1e9};
+        int n[4] = {0};
+        for (double begin = now(), last = begin, t; (t = now()) < begin + 1e6; last = t)
+            for (int k = 0; k < 4; k++)
+                if (t - last >= ends[k] && t - last < ends[k + 1]) n[k]++;
+        printf("rank %d: gaps of 1 to 4 us: %d, 4 to 8: %d, 8 to 16: %d, longer: %d\n", rank, n[0], n[1], n[2], n[3]);
+        fflush(stdout);
+        _exit(0);
+    }
+    while (wait(NULL) > 0) {}
+}
+
 static size_t size_of(const char *s) {
     char *end;
     size_t n = strtoull(s, &end, 10);
@@ -158,16 +176,21 @@ static size_t size_of(const char *s) {
 
 int main(int argc, char **argv) {
     const char *worlds = "2,4,8", *sizes = "64K,1M,16M";
-    int all = 0;
+    int all = 0, only_gaps = 0;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "-all")) all = 1;
+        else if (!strcmp(argv[i], "-gaps")) only_gaps = 1;
         else if (i + 1 < argc && !strcmp(argv[i], "-ranks")) worlds = argv[++i];
         else if (i + 1 < argc && !strcmp(argv[i], "-sizes")) sizes = argv[++i];
-        else return fprintf(stderr, "usage: floor [-all] [-ranks 2,4,8] [-sizes 64K,1M,16M]\n"), 2;
+        else return fprintf(stderr, "usage: floor [-all | -gaps] [-ranks 2,4,8] [-sizes 64K,1M,16M]\n"), 2;
     }
     for (const char *w = worlds; w; w = strchr(w, ','), w = w ? w + 1 : w) {
         ranks = atoi(w);
         if (ranks < 2 || ranks > MOST) return fprintf(stderr, "floor: %d ranks, want 2 to %d\n", ranks, MOST), 2;
+        if (only_gaps) {
+            gaps();
+            continue;
+        }
         for (const char *s = sizes; s; s = strchr(s, ','), s = s ? s + 1 : s) {
             size_t n = size_of(s), unit = (size_t)64 * ranks;
             n = (n + unit - 1) / unit * unit;

@@ -7,8 +7,8 @@
 # Large cases are all_reduces of float32 (RANKS x SIZES). In turn run the floor program
 # (bench/floor.c), `c10d bench -alloc`, `c10d bench`, and Open MPI if it is installed. Small cases
 # (RANKS x OPS x SMALL) run `c10d bench` with COUNT iterations and Open MPI, for these do without
-# copies of tensors. The floor program runs an all_reduce of 1 KiB too. PASSES=2 does that twice and keeps each system's best p50 of a case.
-# WITHIN=200 begins no case after 200 seconds.
+# copies of tensors. The floor program runs an all_reduce of 1 KiB too. PASSES=2 does that twice and
+# keeps each system's best p50 of a case. WITHIN=200 begins no case after 200 seconds.
 #
 # The table has p50 and p99 in microseconds, and ratios. Under it are the bars: a bar says which
 # ratio the time of this library may have at most. Records, as of `c10d bench -json`, are left in

@@ -3,15 +3,16 @@
 // AMD's string instruction (REP MOVSB) does not read a line before it writes all of it. The built-in copy reads the
 // lines of the destination first, which is slow if they are in the caches of another CPU. So are those of memory that
 // processes share. Times in us on two CPUs of an EPYC (Zen 5), where one has written the source and read the
-// destination, and the other copies:
+// destination, and the other copies (BenchmarkBytes):
 //
-//	         copy   Bytes
-//	4 KiB    0.79    0.37
-//	16 KiB    2.7    0.95
-//	64 KiB     10     3.5
-//	1 MiB     164      55
+//	          copy   Bytes
+//	4 KiB     0.56    0.39
+//	16 KiB     2.8     1.1
+//	64 KiB     9.8     3.7
+//	256 KiB     43      16
+//	1 MiB       62      66
 //
-// In a CPU's own caches both take the same time, but for 8 % more at 16 KiB. On 32 CPUs of a Xeon (Sapphire Rapids) the
+// From 1 MiB on copy goes past the caches. In a CPU's own caches both take about the same time. On 32 CPUs of a Xeon (Sapphire Rapids) the
 // instruction took 0.8 to 1.0 of the time for such a copy, and collectives took the same time. So Bytes is copy there.
 package copies
 

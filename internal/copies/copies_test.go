@@ -26,7 +26,11 @@ func TestBytes(t *testing.T) {
 		got[i] = byte(g.Uint32())
 	}
 	want := slices.Clone(got)
-	for range 1000 {
+	rounds := 1000
+	if testing.Short() {
+		rounds = 100
+	}
+	for range rounds {
 		most := []int{100, 5000, 20_000, room}[g.IntN(4)]
 		dst, src := g.IntN(room), g.IntN(room)
 		if g.IntN(3) == 0 {
@@ -50,7 +54,7 @@ func BenchmarkBytes(b *testing.B) {
 		name string
 		f    func(dst, src []byte) int
 	}{{"copy", func(dst, src []byte) int { return copy(dst, src) }}, {"Bytes", copies.Bytes}} {
-		for _, n := range []int{2 << 10, 4 << 10, 16 << 10, 64 << 10, 1 << 20} {
+		for _, n := range []int{2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20} {
 			b.Run(fmt.Sprintf("%s/%d", c.name, n), func(b *testing.B) {
 				src, dst := make([]byte, n), make([]byte, n)
 				var turn atomic.Int64 // even: the other thread's

@@ -23,8 +23,9 @@ type Limits struct {
 // defaultLimits returns the sizes from which BenchmarkCopies found one copy to be faster. One
 // rank makes a single copy, while two ranks share the work of two copies. So a single copy wins
 // in two cases: all ranks read at once, or lines that were just written come slowly to another
-// CPU. It needs one or two more rounds of waiting, which are expensive where ranks share CPUs. With fast, package copies
-// is faster than copy on all ranks.
+// CPU. It needs one or two more rounds of waiting, which are expensive where ranks share CPUs.
+//
+// fast is copies.Fast on all ranks. Two such copies beat one copy out of another process at all sizes that were measured.
 func defaultLimits(ranks int, ownCPUs, fast bool) Limits {
 	l := never()
 	switch {
@@ -39,7 +40,7 @@ func defaultLimits(ranks int, ownCPUs, fast bool) Limits {
 		//	reduce           21  32    82 104   373  622  2740 4560
 		//	broadcast        17  19    64  54   177  556  1180 4550
 		//
-		// With 4 ranks a scatter of 4 MiB alone gains, 309 and 258.
+		// Of 4 ranks on 2 CPUs only a scatter of 4 MiB gains: 309 and 258. More CPUs were not measured.
 	case ranks == 2 && ownCPUs:
 		// Times on 16 CPUs of a Xeon in us, staged and direct:
 		//
@@ -811,9 +812,9 @@ func (g *Group) mapOperands(own []byte, off, n int) bool {
 	return true
 }
 
-// reduceMapped reduces the operands of mapOperands. Where copies are fast, a result that replaces an operand comes from
-// scratch memory, because other ranks have the operand in their caches. Two ranks take 75 us for an all-reduce of 1 MiB,
-// and took 114.
+// reduceMapped reduces the operands of mapOperands. Other ranks have this rank's operand in their caches. So a result that
+// replaces it goes to scratch memory first, where copies are fast. Two ranks take 75 us for an all-reduce of 1 MiB, and
+// took 114.
 func (g *Group) reduceMapped(dst, own []byte) error {
 	acc := dst
 	if same(dst, own) && (copies.Fast() || g.by.Join == nil && g.rank > 0) {

@@ -1,7 +1,7 @@
 // Package shm runs the collectives of ranks on one host, and carries their
 // messages, through memory that the ranks share. It uses no socket. Data are copied
-// into the shared memory and out of it. Where the kernel allows it, large data are
-// copied once, straight out of the other process.
+// into the shared memory and out of it. Where the kernel allows it and one copy is faster, as on
+// Intel's processors, large data are copied once, straight out of the other process.
 //
 // # A group
 //
@@ -81,6 +81,8 @@
 // An error shows that Yama, seccomp or another user forbids it. If one rank cannot
 // read the others, or has [Options].Staged, all ranks stage. [Group.WhyStaged] names
 // the rank. The package does nothing to get the permission.
+//
+// On AMD's processors two copies are faster (package copies). If all ranks find that, they stage.
 //
 // From the sizes in [Group.Limits] on, a collective takes two pieces. In the first,
 // ranks expose their buffers: they publish the address and length beside the usual

@@ -1247,7 +1247,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     const Call &c = s.one;
     const u32 owners = c.roles >> maxRanks & 3;
     const bool reads = owners != 3, root = owners >> c.rank & 1;
-    // A peer neither writes nor reads any more when this rank's kernel has failed and ended. Of a root nobody reads.
+    // A peer must neither write nor read any more when this rank's kernel has failed and ended. Nobody reads from a root.
     const u32 told = reads && root ? 0 : s.open;
     Channel head = here();
     if (!all(begin(c, head))) return;

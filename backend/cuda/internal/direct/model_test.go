@@ -743,7 +743,7 @@ func (l *modelLane) pull(c modelCall) bool {
 	return true
 }
 
-// readTiles reads what is a channel's turn, until the other rank has failed. It returns what is wrong with the data.
+// readTiles reads a channel's tiles until the other rank has failed. It returns what is wrong with the data.
 func (l *modelLane) readTiles(c modelCall) (gone bool, wrong error) {
 	m, peer, turn := l.m, 1-l.w.rank, 0
 	for of, tiles := range c.tiles {

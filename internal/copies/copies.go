@@ -1,4 +1,4 @@
-// Package copies copies memory that other CPUs use too.
+// Package copies copies memory that other CPUs use too, and asks for its cache lines.
 //
 // AMD's string instruction (REP MOVSB) does not read a line before it writes all of it. The built-in copy reads the
 // lines of the destination first, which is slow if they are in the caches of another CPU. So are those of memory that
@@ -21,3 +21,6 @@ func Fast() bool { return fast }
 
 // Bytes is the built-in copy. As with that, a goroutine cannot be stopped while it copies.
 func Bytes(dst, src []byte) int { return bytes(dst, src) }
+
+// line is the size of a cache line.
+const line = 64

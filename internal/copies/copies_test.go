@@ -45,6 +45,23 @@ func TestBytes(t *testing.T) {
 	require.Zero(t, copies.Bytes(got, nil))
 }
 
+// TestClaim: Claim changes nothing, whatever part of a line it gets.
+func TestClaim(t *testing.T) {
+	b := make([]byte, 1000)
+	for i := range b {
+		b[i] = byte(i)
+	}
+	want := slices.Clone(b)
+	for at := range 130 {
+		for _, n := range []int{0, 1, 63, 64, 65, 500} {
+			copies.Claim(b[at:][:n])
+		}
+	}
+	copies.Claim(b)
+	copies.Claim(nil)
+	require.Equal(t, want, b)
+}
+
 // BenchmarkBytes copies what another thread has written to where that thread reads.
 func BenchmarkBytes(b *testing.B) {
 	if runtime.GOMAXPROCS(0) < 2 {

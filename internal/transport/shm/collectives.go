@@ -32,7 +32,9 @@ func (g *Group) pipeline(n int, stage func(k int, data []byte), take func(k int,
 	first := g.next
 	if g.posted { // the only piece
 		g.posted = false
-		return take(0, first-1)
+		err := take(0, first-1)
+		g.claimNext()
+		return err
 	}
 	for k := -1; k < n; k++ {
 		if k+1 < n {
@@ -53,7 +55,26 @@ func (g *Group) pipeline(n int, stage func(k int, data []byte), take func(k int,
 			}
 		}
 	}
+	switch g.op.kind {
+	case opAllReduce, opAllGather, opBarrier:
+		g.claimNext()
+	}
 	return nil
+}
+
+// claimNext asks the CPU for the cache lines of the next piece, if that is as small as the last one. The other ranks have
+// read what is there now, so the lines are in their caches. Without it, a rank would wait for the lines when it publishes.
+// Ranks of which some only send do not wait for each other, and would lose by the instructions.
+//
+// The header's line is another matter: others may poll it already. Two ranks on an EPYC gain by it, an all_reduce of 4
+// bytes 19 %. On a Xeon it cost them 6 %.
+func (g *Group) claimNext() {
+	if g.size == 2 && copies.Fast() {
+		copies.Claim(g.self.slots[g.next%depth].head)
+	}
+	if n := g.op.bytes; n > besideBytes && n <= earlyBytes {
+		copies.Claim(g.staged(g.self, g.next)[:n])
+	}
 }
 
 // markPublished publishes piece p, whose slot and header are ready.

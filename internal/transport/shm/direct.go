@@ -358,9 +358,9 @@ func (g *Group) waitWords(r int, p uint32) ([2]uint64, error) {
 // publish publishes piece p, whose data are in its slot.
 func (g *Group) publish(p uint32) {
 	s := &g.self.slots[p%depth]
-	h := g.op
-	h.piece = p
-	*s.op = h
+	h := s.op // field by field: a copy would be read in other portions than written, and so wait for all stores before
+	h.piece, h.kind, h.elem, h.root = p, g.op.kind, g.op.elem, g.op.root
+	h.bytes, h.history = g.op.bytes, g.op.history
 	g.markPublished(p)
 }
 

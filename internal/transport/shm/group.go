@@ -214,6 +214,7 @@ type segment struct {
 // write, the results of their shares of an all-reduce.
 type slot struct {
 	reduced *uint32 // number of the piece whose share is reduced, plus one
+	head    []byte  // the line of in, op and what is beside
 	in      *uint32 // number of the published piece, plus one
 	op      *header
 	words   *[2]uint64         // with the header: see publishWords
@@ -355,7 +356,7 @@ func newGroup(mem []byte, rank, size, piece, oneShot int) *Group {
 		for i := range s.slots {
 			p := b[page+i*(atData+smallBytes):][:atData+smallBytes]
 			s.slots[i] = slot{
-				reduced: word32(p, atReduced), in: word32(p, atIn),
+				reduced: word32(p, atReduced), head: p[atIn : atIn+line], in: word32(p, atIn),
 				op:    (*header)(unsafe.Pointer(&p[atOp])),
 				small: p[atData:], large: b[largesAt()+i%largeDepth*piece:][:piece],
 				words: (*[2]uint64)(unsafe.Pointer(&p[atBeside])), beside: (*[besideBytes]byte)(p[atBeside:]),

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/c10d-go/c10d/internal/copies"
 )
 
 // A ring carries frames from one rank to another. Each ring has one writer and one
@@ -134,6 +136,10 @@ func (w *writer) fits(total, first, step int) bool {
 	return size-(w.tail-w.seen) >= need
 }
 
+// claimBytes is up to how long a message may be that has the CPU fetch the lines of the next one. With 4 KiB an answer
+// comes before the CPU has asked for all.
+const claimBytes = 2 << 10
+
 // publish sends the frame that room has made space for. Its payload is in place.
 func (w *writer) publish(f frame) {
 	at := w.tail & uint32(len(w.data)-1)
@@ -145,6 +151,10 @@ func (w *writer) publish(f frame) {
 	w.tail += frameSize(int(f.size))
 	*frameWord(w.data, w.tail) = 0
 	atomic.StoreUint32(frameWord(w.data, at), f.kind|f.size<<8)
+	if f.size <= claimBytes { // the next one is likely to be as long
+		next := w.tail&uint32(len(w.data)-1) + grain // without the line that the reader looks at
+		copies.Claim(w.data[next:min(next+frameSize(int(f.size)), uint32(len(w.data)))])
+	}
 }
 
 // reader is the reading end of a ring.

@@ -210,7 +210,7 @@ func (g *Group) agreeArenas(said func(r int) uint64) {
 		g.dropArenas()
 		return
 	}
-	g.mapped = defaultMapped(g.size, g.spinFor > 0)
+	g.mapped = defaultMapped(g.size, g.spinFor > 0, g.fast)
 	g.own = newArena(g.arenas[g.rank])
 }
 

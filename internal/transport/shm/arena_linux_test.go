@@ -84,6 +84,7 @@ func TestMapped(t *testing.T) {
 		for name, o := range map[string]shm.Options{
 			"default":   {},
 			"alone":     shm.Options{Piece: 1, OneShot: -1}.From(-1).Tile(4096).Section(8192),
+			"claimed":   shm.Options{Piece: 1, OneShot: -1}.From(-1).SlowCopies(),
 			"staged":    {Piece: 1, OneShot: -1, Staged: true},
 			"direct":    shm.Options{Piece: 1, OneShot: -1}.From(1).Tile(4096).Section(4096),
 			"strangers": shm.Options{Piece: 1}.From(20_000).Strangers(),

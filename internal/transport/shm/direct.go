@@ -25,7 +25,7 @@ type Limits struct {
 // in two cases: all ranks read at once, or lines that were just written come slowly to another
 // CPU. It needs one or two more rounds of waiting, which are expensive where ranks share CPUs.
 //
-// fast is copies.Fast on all ranks. Two such copies beat one copy out of another process at all sizes that were measured.
+// fast is that of Group. Two such copies beat one copy out of another process at all sizes that were measured.
 func defaultLimits(ranks int, ownCPUs, fast bool) Limits {
 	l := never()
 	switch {
@@ -82,9 +82,27 @@ func defaultLimits(ranks int, ownCPUs, fast bool) Limits {
 // defaultMapped returns the sizes from which BenchmarkCopies found memory of Alloc to be faster
 // than staging and than a single copy out of other processes. It needs as many rounds as the
 // latter.
-func defaultMapped(ranks int, ownCPUs bool) Limits {
+func defaultMapped(ranks int, ownCPUs, fast bool) Limits {
 	l := never()
 	switch {
+	case ranks == 2 && ownCPUs && fast:
+		// Times on 2 CPUs of an EPYC in us, staged and with Alloc. Where copies are fast, one more of them costs less
+		// than reading an operand out of another CPU's cache.
+		//
+		//	                16 KiB     64 KiB    256 KiB   1 MiB     4 MiB     16 MiB
+		//	scatter         1.0 1.4    2.3 1.9   6.4 3.1   26  10    144  42    663  232
+		//	all-gather      1.5 1.5    3.1 2.1    10 4.0   39  20    159  82    886  607
+		//	all-to-all      2.0 2.1    3.8 2.9    11 4.7   45  22    198  89   1160  654
+		//	gather          1.1 1.1    2.2 1.7   6.3 3.6   26  20    138  82    552  593
+		//	message         2.3 2.3    4.6 1.8    16 3.7   28  23    280 119   1320 1150
+		//	reduce-scatter  2.2 2.6    4.7 5.0    17  17   69  83    368 354   1780 1830
+		//	broadcast       3.1 2.8    6.3 5.4    17  19   50  57    156 215    659 1080
+		//	reduce          1.6 1.6    4.0 4.0    13  13   50  97    201 375    989 1230
+		//	all-reduce                 6.3 6.3    18  23   68  69    274 308   1300 1200
+		//
+		// An all-reduce of 64 MiB takes 7130 and 5400.
+		l.Scatter, l.AllGather, l.AllGatherV, l.AllToAll, l.Gather, l.Message = 32<<10, 32<<10, 32<<10, 32<<10, 32<<10, 64<<10
+		l.AllReduce = 8 << 20
 	case ranks == 2 && ownCPUs:
 		// Times on 16 CPUs of a Xeon in us, staged and with Alloc. Two ranks on 2 CPUs gain from 16 KiB
 		// on.
@@ -233,7 +251,7 @@ func (g *Group) probeAccess(o Options) {
 		g.tile = defaultTile
 	}
 	g.section = o.section
-	g.processes, g.srcs = make([]process, g.size), make([][]byte, g.size)
+	g.processes, g.srcs, g.parts = make([]process, g.size), make([][]byte, g.size), make([][]byte, g.size)
 	for r := range g.segs {
 		s := &g.segs[r]
 		g.processes[r] = process{pid: int(*s.pid), mark: *s.mark, at: *s.markAt, local: *s.mark == *ownMark() && o.readMemory == nil}
@@ -278,12 +296,12 @@ func (g *Group) testAccess(o Options) uint64 {
 
 // agreeDirect decides, from the results of all ranks, whether this group copies directly.
 func (g *Group) agreeDirect() {
+	g.fast = true
+	for r := range g.segs {
+		g.fast = g.fast && atomic.LoadUint64(g.segs[r].found)&foundFast != 0
+	}
 	if g.limits == uniform(byDefault) {
-		fast := true // unless a rank of another build says otherwise
-		for r := range g.segs {
-			fast = fast && atomic.LoadUint64(g.segs[r].found)&foundFast != 0
-		}
-		g.limits = defaultLimits(g.size, g.spinFor > 0, fast)
+		g.limits = defaultLimits(g.size, g.spinFor > 0, g.fast)
 	}
 	g.oneProcess = true
 	for r := range g.processes {
@@ -815,14 +833,45 @@ func (g *Group) mapOperands(own []byte, off, n int) bool {
 // reduceMapped reduces the operands of mapOperands. Other ranks have this rank's operand in their caches. So a result that
 // replaces it goes to scratch memory first, where copies are fast. Two ranks take 75 us for an all-reduce of 1 MiB, and
 // took 114.
+//
+// Where copies are not fast, the lines of a result that fits into the caches are claimed instead. That takes two ranks
+// on 16 CPUs of a Xeon 123 us for 1 MiB, and four 171. Without it takes 160 and 191. Eight ranks take the same, and so
+// does 16 MiB.
 func (g *Group) reduceMapped(dst, own []byte) error {
 	acc := dst
-	if same(dst, own) && (copies.Fast() || g.by.Join == nil && g.rank > 0) {
+	switch {
+	case !same(dst, own):
+		g.reduceOperands(acc)
+	case g.fast || g.by.Join == nil && g.rank > 0:
 		acc = g.scratch[:len(dst)]
+		g.reduceOperands(acc)
+	case g.by.Join != nil && g.op.bytes <= shortBuffer:
+		g.reduceClaimed(acc)
+	default:
+		g.reduceOperands(acc)
 	}
-	g.reduceOperands(acc)
 	copyTo(dst, acc)
 	return g.checkOwners()
+}
+
+// claimAhead is how many bytes of a result are claimed at a time. With 1 to 4 KiB it takes the same.
+const claimAhead = 2 << 10
+
+// reduceClaimed is reduceOperands with Join. It claims the lines of the result before it writes them.
+func (g *Group) reduceClaimed(acc []byte) {
+	u := unit(g.by.Elem)
+	step := max(claimAhead/u, 1) * u
+	defer clear(g.srcs)
+	defer clear(g.parts)
+	copies.Claim(acc[:min(step, len(acc))])
+	for at := 0; at < len(acc); at += step {
+		end := min(at+step, len(acc))
+		copies.Claim(acc[end:min(end+step, len(acc))])
+		for r, src := range g.srcs {
+			g.parts[r] = src[at:end]
+		}
+		g.by.Join(acc[at:end], g.parts)
+	}
 }
 
 // reduceTile reads the operands into cache, or takes them where they are.
@@ -896,27 +945,24 @@ func (g *Group) allInArenas() bool {
 	return true
 }
 
-// defaultSection is how much of a buffer a rank reduces before it copies what the others have.
-// Two ranks take 1480 us for 16 MiB with 1 MiB, 1910 with 256 KiB and 3100 with 64 MiB. On CPUs
-// that are far apart they take 2000, 2700 and 2960 (BenchmarkCopies, C10D_SHM_SECTION).
-const defaultSection = 1 << 20
-
-// A buffer of up to shortBuffer bytes stays in the caches, so its sections are shorter. Two ranks gain
-// over staging, by the section (BenchmarkCopies, C10D_SHM_SECTION, the best of two runs on 2 CPUs):
+// A rank reduces a section of its share before it copies what the others have, so that both are in the caches. In a
+// buffer of up to shortBuffer bytes they are anyway, and then the share is the section.
 //
-//	           16 KiB  64 KiB  256 KiB  1 MiB
-//	256 KiB    1.06    1.25    1.31     1.29
-//	1 MiB      1.09    1.26    1.41     1.25
+// Longer buffers, in us by the section, on 16 CPUs of a Xeon (the median of five runs):
 //
-// More ranks take so many us for 1 MiB, on 32 CPUs:
+//	                 1 MiB   2 MiB   4 MiB   16 MiB
+//	2 ranks  16 MiB   1760    1680    1650
+//	2 ranks  64 MiB   7250            6190     7670
+//	4 ranks  16 MiB   2440    2130    1910
+//	4 ranks  64 MiB  12900           11300    11400
+//	8 ranks  16 MiB   2910    2520    2490
+//	8 ranks  64 MiB  18300           15100    15800
 //
-//	           16 KiB  64 KiB  128 KiB  256 KiB  1 MiB
-//	4 ranks    191     195     170      188      176
-//	8 ranks    238     216     206      271      235
+// On two CPUs of an EPYC all sections take the same for 16 MiB. For 64 MiB 1 MiB takes 5650 us and 4 MiB 6360.
 const (
-	shortBuffer     = 2 << 20
-	shortSection    = 128 << 10
-	shortSectionOf2 = 256 << 10
+	shortBuffer    = 2 << 20
+	defaultSection = 4 << 20
+	sectionOnAMD   = 1 << 20
 )
 
 // sectionOf returns how much of a buffer of n bytes a rank reduces before it copies.
@@ -924,12 +970,10 @@ func (g *Group) sectionOf(n int) int {
 	switch {
 	case g.section > 0:
 		return g.section
-	case n > shortBuffer:
-		return defaultSection
-	case g.size == 2:
-		return shortSectionOf2
+	case n > shortBuffer && g.fast:
+		return sectionOnAMD
 	}
-	return shortSection
+	return defaultSection
 }
 
 // allReduceArenas is allReduceDirect in sections. Shares are copied while they are in the

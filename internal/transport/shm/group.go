@@ -164,13 +164,14 @@ type Group struct {
 	whyStaged     string // "" if data can be copied straight out of other ranks' memory
 	processes     []process
 	oneProcess    bool // all ranks are in this process
+	fast          bool // copies.Fast on all ranks, unless a rank is of another build
 	readMemory    readMemory
 	remote        remoteReader
 	exposed       []byte
 	exposedBlocks [][]byte
 	addrs         []uint64 // where the others have what they expose
 	scratch       []byte   // two tiles
-	srcs          [][]byte // for reduceOperands
+	srcs, parts   [][]byte // for reduceOperands and reduceClaimed
 	tile          int
 	section       int  // 0 means that it depends on the buffer
 	exposeAny     bool // this call may expose memory that is not from Alloc

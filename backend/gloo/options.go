@@ -192,9 +192,9 @@ func (o Options) wire() (Wire, error) {
 type Copy string
 
 const (
-	// CopyAuto copies large data once, straight out of the other process, where that is faster than
-	// two copies: not on AMD's processors. The kernel has to let all ranks of the host read each
-	// other's memory. "" means C10D_COPY, and without that CopyAuto.
+	// CopyAuto copies large data once, straight out of the other process, where one copy is
+	// faster than two. On AMD's processors it is not. The kernel has to let all ranks of the host
+	// read each other's memory. "" means C10D_COPY, and without that CopyAuto.
 	CopyAuto Copy = "auto"
 	// CopyStaged copies into the shared memory and out of it, whatever the size. One rank of a
 	// host that has it decides for all ranks of the host.

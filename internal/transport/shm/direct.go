@@ -86,8 +86,8 @@ func defaultMapped(ranks int, ownCPUs, fast bool) Limits {
 	l := never()
 	switch {
 	case ranks == 2 && ownCPUs && fast:
-		// Times on 2 CPUs of an EPYC in us, staged and with Alloc. Where copies are fast, one more of them costs less
-		// than reading an operand out of another CPU's cache.
+		// Times on 2 CPUs of an EPYC in us, staged and with Alloc (c10d bench without and with -alloc). One more copy
+		// costs less there than reading an operand out of another CPU's cache.
 		//
 		//	                16 KiB     64 KiB    256 KiB   1 MiB     4 MiB     16 MiB
 		//	scatter         1.0 1.4    2.3 1.9   6.4 3.1   26  10    144  42    663  232
@@ -376,7 +376,8 @@ func (g *Group) waitWords(r int, p uint32) ([2]uint64, error) {
 // publish publishes piece p, whose data are in its slot.
 func (g *Group) publish(p uint32) {
 	s := &g.self.slots[p%depth]
-	h := s.op // field by field: a copy would be read in other portions than written, and so wait for all stores before
+	// Field by field: a copy of g.op would be read in larger parts than it was written, and wait for all stores before.
+	h := s.op
 	h.piece, h.kind, h.elem, h.root = p, g.op.kind, g.op.elem, g.op.root
 	h.bytes, h.history = g.op.bytes, g.op.history
 	g.markPublished(p)
@@ -835,19 +836,16 @@ func (g *Group) mapOperands(own []byte, off, n int) bool {
 // took 114.
 //
 // Where copies are not fast, the lines of a result that fits into the caches are claimed instead. That takes two ranks
-// on 16 CPUs of a Xeon 123 us for 1 MiB, and four 171. Without it takes 160 and 191. Eight ranks take the same, and so
-// does 16 MiB.
+// on 16 CPUs of a Xeon 123 us for 1 MiB, and four 171. Without claims it is 160 and 191. Eight ranks take the same time
+// either way.
 func (g *Group) reduceMapped(dst, own []byte) error {
-	acc := dst
-	switch {
-	case !same(dst, own):
-		g.reduceOperands(acc)
-	case g.fast || g.by.Join == nil && g.rank > 0:
+	acc, inPlace := dst, same(dst, own)
+	if inPlace && (g.fast || g.by.Join == nil && g.rank > 0) {
 		acc = g.scratch[:len(dst)]
-		g.reduceOperands(acc)
-	case g.by.Join != nil && g.op.bytes <= shortBuffer:
+	}
+	if inPlace && !g.fast && g.by.Join != nil && g.op.bytes <= shortBuffer {
 		g.reduceClaimed(acc)
-	default:
+	} else {
 		g.reduceOperands(acc)
 	}
 	copyTo(dst, acc)
@@ -945,10 +943,11 @@ func (g *Group) allInArenas() bool {
 	return true
 }
 
-// A rank reduces a section of its share before it copies what the others have, so that both are in the caches. In a
-// buffer of up to shortBuffer bytes they are anyway, and then the share is the section.
+// A rank reduces a section of its share and then copies the others' sections, while the caches have them. They have all of
+// a buffer of up to shortBuffer bytes anyway, so there the whole share is one section.
 //
-// Longer buffers, in us by the section, on 16 CPUs of a Xeon (the median of five runs):
+// Times of longer buffers in us by the section, on 16 CPUs of a Xeon, the median of five runs of c10d bench -alloc
+// (C10D_SHM_SECTION sets the section in BenchmarkCopies):
 //
 //	                 1 MiB   2 MiB   4 MiB   16 MiB
 //	2 ranks  16 MiB   1760    1680    1650
@@ -958,7 +957,8 @@ func (g *Group) allInArenas() bool {
 //	8 ranks  16 MiB   2910    2520    2490
 //	8 ranks  64 MiB  18300           15100    15800
 //
-// On two CPUs of an EPYC all sections take the same for 16 MiB. For 64 MiB 1 MiB takes 5650 us and 4 MiB 6360.
+// On two CPUs of an EPYC all sections take the same for 16 MiB. 64 MiB take 5570 us in sections of 1 MiB, and 6480 in
+// those of 4 MiB.
 const (
 	shortBuffer    = 2 << 20
 	defaultSection = 4 << 20

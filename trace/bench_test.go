@@ -30,7 +30,7 @@ func BenchmarkCall(b *testing.B) {
 			var p work.Promise
 			for b.Loop() {
 				p = work.Promise{}
-				p.Init(work.Info{Op: work.AllReduce, Group: "0"})
+				p.Init(&work.Issuer{}, work.AllReduce, 0)
 				ts := []*tensor.Tensor{x}
 				var c Call
 				c.Begin(g, gloo, work.AllReduce, ts, ts, -1, 0)

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -24,25 +24,34 @@ type Stream interface {
 	Device() tensor.Device
 }
 
+// Issuer is the rank of a group that issues an operation.
+type Issuer struct {
+	Group string // the group's name
+	Rank  int
+}
+
 // Work is the future of one operation. All methods may be called from many
 // goroutines. Works come from operations; a backend makes them through a Promise.
+//
+// Each operation allocates one, and the collector stops all ranks the more often the more bytes they allocate. So
+// its fields are packed: 104 bytes on 64-bit systems.
 type Work struct {
-	info    Info
+	issuer  *Issuer
+	issued  uint64 // the sequence number, and the operation in the low 8 bits
 	runner  runner // may be nil
 	state   atomic.Uint32
-	source  atomic.Int32 // the rank plus 1, 0 = unknown
-	started atomic.Int64 // nanoseconds since base, 0 = not yet
+	source  atomic.Int32                  // the rank plus 1, 0 = unknown
+	token   uint32                        // for observer
+	results uint32                        // how many tensors result has
+	started atomic.Int64                  // nanoseconds since base, 0 = not yet
+	done    atomic.Pointer[chan struct{}] // made by the first Done
 
-	observer Observer    // of state observed; nil once it has been told
-	token    uint32      // for it
-	waited   atomic.Bool // there is a done
-	mu       sync.Mutex
-	done     chan struct{} // made by the first Done, with mu
+	observer Observer // of state observed; nil once it has been told
 
 	// Written before state says that the operation has ended, and read afterwards.
-	err      error
-	result   []*tensor.Tensor
-	duration time.Duration
+	err      *error // nil if it has succeeded
+	result   **tensor.Tensor
+	duration time.Duration // less than 0 if it never began to wait: then minus the time of its end since base
 }
 
 // runner runs an operation, see Promise.RunBy.
@@ -99,7 +108,7 @@ func (w *Work) Wait(ctx context.Context) error {
 				if cause := context.Cause(ctx); cause != err {
 					err = fmt.Errorf("%w: %w", err, cause)
 				}
-				return &Error{Info: w.info, Peer: -1, Err: fmt.Errorf("stopped waiting, the operation goes on: %w", err)}
+				return &Error{Info: w.Info(), Peer: -1, Err: fmt.Errorf("stopped waiting, the operation goes on: %w", err)}
 			}
 		}
 	}
@@ -138,16 +147,14 @@ func (w *Work) Done() <-chan struct{} {
 	if w.state.Load() >= succeeded {
 		return ended
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.done == nil {
-		w.done = make(chan struct{})
-		w.waited.Store(true)
-		if w.state.Load() >= succeeded { // Complete may have looked before
-			w.done = ended
+	if w.done.Load() == nil {
+		c := make(chan struct{})
+		w.done.CompareAndSwap(nil, &c)
+		if w.state.Load() >= succeeded { // end may have looked for done before
+			return ended
 		}
 	}
-	return w.done
+	return *w.done.Load()
 }
 
 // ended is Done's channel for operations that end before Done is called.
@@ -162,7 +169,7 @@ func (w *Work) Err() error {
 	if w.state.Load() != failed {
 		return nil
 	}
-	return w.err
+	return *w.err
 }
 
 // polled returns the state, after the runner has looked whether the operation is done.
@@ -187,18 +194,18 @@ func (w *Work) IsSuccess() bool { return w.polled() == succeeded }
 func (w *Work) Result() ([]*tensor.Tensor, error) {
 	switch w.polled() {
 	case pending, observed, ending:
-		return nil, &Error{Info: w.info, Peer: -1, Err: ErrPending}
+		return nil, &Error{Info: w.Info(), Peer: -1, Err: ErrPending}
 	case failed:
 		return nil, w.Err()
 	}
-	return w.result, nil
+	return unsafe.Slice(w.result, w.results), nil
 }
 
 // SourceRank returns the rank, within the group, that a receive came from. It
 // is an error for other operations and, for a receive from any rank, before it has ended.
 func (w *Work) SourceRank() (int, error) {
-	if w.info.Op != Recv && w.info.Op != RecvAnySource {
-		return -1, &Error{Info: w.info, Peer: -1, Err: errors.New("only a receive has a source rank")}
+	if op := w.Info().Op; op != Recv && op != RecvAnySource {
+		return -1, &Error{Info: w.Info(), Peer: -1, Err: errors.New("only a receive has a source rank")}
 	}
 	if s := w.source.Load(); s > 0 {
 		return int(s) - 1, nil
@@ -206,7 +213,7 @@ func (w *Work) SourceRank() (int, error) {
 	if err := w.Err(); err != nil {
 		return -1, err
 	}
-	return -1, &Error{Info: w.info, Peer: -1, Err: ErrPending}
+	return -1, &Error{Info: w.Info(), Peer: -1, Err: ErrPending}
 }
 
 // Observer is told when operations end. See Work.Observe.
@@ -238,7 +245,7 @@ func (w *Work) Observe(o Observer, token uint32) bool {
 		<-w.Done() // only then: Works that have ended share a channel, whose lock ranks of a process would fight for
 	}
 	began, ended := w.times()
-	o.Ended(token, w.info.Seq, began, ended, w.err)
+	o.Ended(token, w.seq(), began, ended, w.Err())
 	return true
 }
 
@@ -247,7 +254,7 @@ func (w *Work) times() (began, ended time.Duration) {
 	if began = w.Began(); began == 0 {
 		return 0, time.Since(base)
 	}
-	return began, began + w.duration
+	return began, began + max(w.duration, 0)
 }
 
 // Succeeded returns what an Observer is told of an operation that has succeeded, and false if it has not. It asks no
@@ -257,15 +264,32 @@ func (w *Work) Succeeded() (seq uint64, began, ended time.Duration, ok bool) {
 		return 0, 0, 0, false
 	}
 	began, ended = w.times()
-	return w.info.Seq, began, ended, true
+	return w.seq(), began, ended, true
 }
 
 // Began returns when the operation began to run in the backend, since Origin, and 0 if it has not
 // begun.
-func (w *Work) Began() time.Duration { return time.Duration(w.started.Load()) }
+func (w *Work) Began() time.Duration {
+	began := time.Duration(w.started.Load())
+	if began == 0 && w.state.Load() >= succeeded && w.duration < 0 {
+		began = -w.duration
+	}
+	return began
+}
 
 // Info returns the operation's description.
-func (w *Work) Info() Info { return w.info }
+func (w *Work) Info() Info {
+	i := Info{Op: OpType(w.issued), Seq: w.seq()}
+	if m := w.issuer; m != nil {
+		i.Group, i.Rank = m.Group, m.Rank
+	}
+	return i
+}
+
+func (w *Work) seq() uint64 { return w.issued >> opBits }
+
+// opBits are those of an OpType.
+const opBits = 8
 
 // Duration returns the time from the operation's begin in the backend to its end, and false while
 // it runs. It is 0 for a small operation that did not have to wait.
@@ -273,14 +297,15 @@ func (w *Work) Duration() (time.Duration, bool) {
 	if w.polled() < succeeded {
 		return 0, false
 	}
-	return w.duration, true
+	return max(w.duration, 0), true
 }
 
 // Then returns a Work that ends after w, with f's error and w's result. f runs in a new
 // goroutine. If w fails, f does not run, and the Work has w's error. If f panics, the Work fails
 // with a *PanicError.
 func (w *Work) Then(f func(*Work) error) *Work {
-	p := NewPromise(w.info)
+	p := new(Promise)
+	p.Init(w.issuer, OpType(w.issued), w.seq())
 	p.RunBy(w)
 	p.Start()
 	go func() {
@@ -294,7 +319,7 @@ func (w *Work) Then(f func(*Work) error) *Work {
 			p.Complete(err)
 		}()
 		if err == nil {
-			p.SetResult(w.result...)
+			p.SetResult(unsafe.Slice(w.result, w.results)...)
 			returned = false
 			err = f(w)
 			returned = true
@@ -337,13 +362,15 @@ type Promise struct{ w Work }
 // NewPromise returns the promise of an operation that has just been issued.
 func NewPromise(info Info) *Promise {
 	p := new(Promise)
-	p.Init(info)
+	p.Init(&Issuer{info.Group, info.Rank}, info.Op, info.Seq)
 	return p
 }
 
 // Init prepares a zero Promise, for backends that embed it in another struct. The Work is then
-// part of that struct.
-func (p *Promise) Init(info Info) { p.w.info = info }
+// part of that struct. All operations of a rank can share one Issuer. Sequence numbers have 56 bits.
+func (p *Promise) Init(by *Issuer, op OpType, seq uint64) {
+	p.w.issuer, p.w.issued = by, seq<<opBits|uint64(op)
+}
 
 // Completed returns a Work that has already ended, for operations with nothing to do.
 func Completed(info Info, err error, result ...*tensor.Tensor) *Work {
@@ -358,7 +385,7 @@ func Completed(info Info, err error, result ...*tensor.Tensor) *Work {
 func (p *Promise) Work() *Work { return &p.w }
 
 // Info returns what the promise was made with.
-func (p *Promise) Info() Info { return p.w.info }
+func (p *Promise) Info() Info { return p.w.Info() }
 
 // Start marks the beginning of the operation, from which Duration counts. Only the first call counts. An operation
 // that succeeds without waiting needs none: it took no time, and reading the clock would be a good part of it.
@@ -368,7 +395,9 @@ func (p *Promise) Start() { p.w.started.CompareAndSwap(0, int64(time.Since(base)
 func (p *Promise) SetSource(rank int) { p.w.source.Store(int32(rank) + 1) }
 
 // SetResult sets what Result returns after success. Call it before Complete.
-func (p *Promise) SetResult(result ...*tensor.Tensor) { p.w.result = result }
+func (p *Promise) SetResult(result ...*tensor.Tensor) {
+	p.w.result, p.w.results = unsafe.SliceData(result), uint32(len(result))
+}
 
 // RunBy sets what runs the operation. Work.Abort calls r.Abort, which ends the operation with
 // cause; cause is not nil. Call RunBy before the caller has the Work. Without it Work.Abort does
@@ -402,24 +431,27 @@ func (p *Promise) Complete(err error) bool {
 		return false
 	}
 	now := time.Since(base)
-	if started := w.started.Load(); started != 0 {
-		w.duration = max(now-time.Duration(started), 0)
+	began := time.Duration(w.started.Load())
+	if began != 0 {
+		w.duration = max(now-began, 0)
 	} else if err == nil {
-		w.started.CompareAndSwap(0, int64(now)|1)
+		began = now
+		w.duration = min(-now, -1)
 	}
 	end := succeeded
 	if err != nil {
 		var have *Error
 		if !errors.As(err, &have) {
-			err = &Error{Info: w.info, Peer: -1, Err: err}
+			err = &Error{Info: w.Info(), Peer: -1, Err: err}
 		}
-		w.err, end = err, failed
+		kept := err // or each call would allocate err
+		w.err, end = &kept, failed
 	}
 	defer w.end(end) // also if the observer panics
 	if was == observed {
 		o := w.observer
 		w.observer = nil
-		o.Ended(w.token, w.info.Seq, w.Began(), now, w.err)
+		o.Ended(w.token, w.seq(), began, now, err)
 	}
 	return true
 }
@@ -427,11 +459,7 @@ func (p *Promise) Complete(err error) bool {
 // end shows that the operation has ended.
 func (w *Work) end(state uint32) {
 	w.state.Store(state)
-	if w.waited.Load() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if w.done != ended {
-			close(w.done)
-		}
+	if c := w.done.Load(); c != nil {
+		close(*c)
 	}
 }

@@ -151,7 +151,7 @@ func TestWaitWithTheContextOfTheOperation(t *testing.T) {
 				if tc.other {
 					e.ctx = t.Context()
 				}
-				e.Init(info)
+				e.Init(&work.Issuer{Group: info.Group, Rank: info.Rank}, info.Op, info.Seq)
 				e.RunBy(e)
 				context.AfterFunc(ctx, func() {
 					time.Sleep(e.takes)
@@ -267,7 +267,7 @@ func TestWaitHelps(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := new(helper)
-			h.Init(info)
+			h.Init(&work.Issuer{Group: info.Group, Rank: info.Rank}, info.Op, info.Seq)
 			h.RunBy(h)
 			require.NoError(t, wait(h.Work()))
 			require.Equal(t, 1, h.helped)
@@ -300,7 +300,7 @@ func TestStatesArePolled(t *testing.T) {
 		"duration":  func(w *work.Work) bool { _, ok := w.Duration(); return ok },
 	} {
 		p := new(poller)
-		p.Init(info)
+		p.Init(&work.Issuer{Group: info.Group, Rank: info.Rank}, info.Op, info.Seq)
 		p.RunBy(p)
 		require.False(t, ended(p.Work()), name)
 		require.NoError(t, p.Work().Err(), name)

@@ -206,7 +206,8 @@ func (b *Backend) mixBegun(ctx context.Context, op work.OpType, written, result 
 		return nil, errors.Join(err, drained)
 	}
 	p := &mixedWork{inner: w}
-	p.Init(w.Info())
+	info := w.Info()
+	p.Init(&work.Issuer{Group: info.Group, Rank: info.Rank}, info.Op, info.Seq)
 	p.RunBy(p)
 	if r, err := w.SourceRank(); err == nil {
 		p.SetSource(r)

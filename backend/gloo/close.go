@@ -169,7 +169,7 @@ const compareWithin = 300 * time.Millisecond
 func (b *Backend) compareCalls() error {
 	b.mu.Lock()
 	heard := b.agreed == b.calls
-	last := work.Info{Op: b.last.op, Seq: b.last.seq, Group: b.group, Rank: b.rank}
+	last := work.Info{Op: b.last.op, Seq: b.last.seq, Group: b.issuer.Group, Rank: b.rank}
 	b.mu.Unlock()
 	switch f := b.fault(); {
 	case f != nil || heard || !b.native:

@@ -30,7 +30,7 @@ func init() {
 type Backend struct {
 	*session
 	queue
-	group    string
+	issuer   work.Issuer
 	timeout  atomic.Int64
 	spares   sync.Pool // operations that have ended
 	messages messages
@@ -64,7 +64,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{session: s, group: o.Group, done: make(chan struct{})}
+	b := &Backend{session: s, issuer: work.Issuer{Group: o.Group, Rank: o.Rank}, done: make(chan struct{})}
 	b.queued.L = &b.mu
 	b.unbegun.Check = b.checkUnbegun
 	b.messages.recheck.Check = b.checkMessages
@@ -111,7 +111,7 @@ func (b *Backend) Err() error {
 	if f == nil {
 		return nil
 	}
-	return b.faultError(work.Info{Op: work.Barrier, Seq: b.Seq(), Group: b.group, Rank: b.rank}, f)
+	return b.faultError(work.Info{Op: work.Barrier, Seq: b.Seq(), Group: b.issuer.Group, Rank: b.rank}, f)
 }
 
 // Abort ends every operation with cause, on every rank.

@@ -42,22 +42,26 @@ func (b *Backend) issue(ctx context.Context, op work.OpType, timeout time.Durati
 	}
 	defer b.mu.Unlock()
 	o.begin(b, ctx, op, timeout)
-	o.future.op, o.future.sync = o, o.sync
+	o.future.op = o
+	if o.sync != nil {
+		o.RunBy(&ordered{o.future, o.sync})
+	}
 	if b.native {
 		tags = 1
 	}
 	o.collective, o.prefix, o.tag, o.call = true, prefix, b.tag, b.calls
 	b.tag += uint32(tags)
 	b.calls++
-	b.progress()
 	b.enter(o)
 	w := o.Work()
 	b.enqueue(o, bytes)
-	if o.early != later && b.atOnce(o) {
-		large, streak := !o.issued.IsZero(), o.streak
-		if b.next(); large {
-			b.streak = streak + 1 // as if it had been waited for
-		}
+	if o.early == later || !b.atOnce(o) {
+		b.progress()
+		return w, nil
+	}
+	large, streak := !o.issued.IsZero(), o.streak
+	if b.next(); large {
+		b.streak = streak + 1 // as if it had been waited for
 	}
 	return w, nil
 }
@@ -104,7 +108,7 @@ func (b *Backend) atOnce(o *operation) bool {
 func (b *Backend) admit(ctx context.Context, op work.OpType) error {
 	ended := ctx.Err() != nil // a nil context panics here, not under the lock
 	b.mu.Lock()
-	info := work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.rank}
+	info := work.Info{Op: op, Seq: b.seq, Group: b.issuer.Group, Rank: b.rank}
 	f, over := b.fault(), b.closing || b.draining
 	if !over && f == nil && !ended {
 		return nil
@@ -161,7 +165,7 @@ func (o *called) begin(b *Backend, ctx context.Context, op work.OpType, timeout 
 	if o.future == nil {
 		o.future = new(future)
 	}
-	o.Init(work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.rank})
+	o.Init(&b.issuer, op, b.seq)
 	o.backend = b
 	o.ctx, o.timeout = ctx, timeout
 	o.RunBy(o.future)
@@ -176,14 +180,6 @@ func (f *future) EndsWith(ctx context.Context) bool {
 	f.backend.mu.Lock()
 	defer f.backend.mu.Unlock()
 	return f.op != nil && f.op.ctx.Done() == ctx.Done()
-}
-
-// Order makes s wait for the outputs, or waits itself: most are in CPU memory.
-func (f *future) Order(s work.Stream) error {
-	if f.sync != nil {
-		return f.sync(s)
-	}
-	return f.Work().Wait(context.Background())
 }
 
 // progress tells the peers, should they ask, how far this rank is. b.mu is held.

@@ -127,7 +127,7 @@ type message struct {
 
 	// Under messages.mu:
 	next, before *message
-	since        uint64 // checks when it was posted
+	since        uint32 // checks when it was posted
 	listed       bool
 	over         bool
 	unwatch      func() bool // stops watching the context
@@ -145,7 +145,7 @@ type messages struct {
 	head    *message
 	last    *message
 	recheck recheck.Timer
-	checks  uint64
+	checks  uint32
 	posts   uint64        // since the last check
 	pause   time.Duration // before the next check; at least waiterFirst
 }
@@ -196,7 +196,7 @@ func (b *Backend) checkMessages() {
 	s := &b.messages
 	s.mu.Lock()
 	late, now := false, time.Since(work.Origin())
-	for q := s.head; q != nil && q.since < s.checks; {
+	for q := s.head; q != nil && q.since != s.checks; {
 		late = late || q.since == s.checks-1
 		next := q.next
 		if left := q.deadline - now; left < watchAfter || left < q.timeout-watchAfter {

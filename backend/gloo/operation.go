@@ -65,8 +65,16 @@ type future struct {
 	backend *Backend
 	op      *operation // nil once it has ended; under backend.mu
 	room    [1]*tensor.Tensor
-	sync    func(work.Stream) error // orders a stream after the result; may be nil
 }
+
+// ordered is a future that orders streams after its result.
+type ordered struct {
+	*future
+	sync func(work.Stream) error
+}
+
+// Order implements work.Promise's RunBy.
+func (o *ordered) Order(s work.Stream) error { return o.sync(s) }
 
 // Gloo's numbers of the collectives.
 const (

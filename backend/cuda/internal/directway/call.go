@@ -130,7 +130,7 @@ func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration
 	if err != nil {
 		return nil, err
 	}
-	c.Init(info)
+	c.Init(&b.Issuer, info.Op, info.Seq)
 	c.ctx, c.timeout, c.deadline, c.number = ctx, timeout, time.Now().Add(timeout), d.made
 	d.made++
 	c.RunBy(c)

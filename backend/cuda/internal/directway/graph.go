@@ -46,7 +46,7 @@ func (d *Group) capture(ctx context.Context, op work.OpType, c *Call, print boar
 	if err != nil {
 		return nil, err
 	}
-	c.Init(info)
+	c.Init(&b.Issuer, info.Op, info.Seq)
 	c.SetResult(result...)
 	err = d.record(ctx, c, func() (err error) {
 		for i := range c.Parts {

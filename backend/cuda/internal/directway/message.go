@@ -286,7 +286,7 @@ func (d *Group) newMessage(ctx context.Context, info work.Info, x *lane, deadlin
 	x.next++
 	m.d, m.ctx, m.deadline, m.timeout = d, ctx, deadline, timeout
 	m.Call.Parts, m.uses = m.one[:0], m.two[:0]
-	m.Init(info)
+	m.Init(&d.B.Issuer, info.Op, info.Seq)
 	m.RunBy(m)
 	if x.dir == in {
 		m.SetSource(x.peer)

@@ -47,7 +47,7 @@ const DefaultSlots = 4
 // Engine is a group: its CPU backend, the order and the end of its operations, and its failure.
 type Engine struct {
 	Rank, Size   int
-	group        string
+	Issuer       work.Issuer
 	alone        bool  // see Config
 	chunk, slots int   // see Options
 	limits       error // why the ranks may not all-reduce through memory that they share
@@ -135,7 +135,7 @@ type Config struct {
 // New returns an engine that has no CPU backend yet.
 func New(c Config) (*Engine, error) {
 	b := &Engine{
-		Rank: c.Rank, Size: c.Size, group: c.Group, alone: c.Alone, Driver: c.Driver, Missing: c.Missing, chunk: c.Chunk, slots: c.Slots, sharedSlots: c.SharedSlots,
+		Rank: c.Rank, Size: c.Size, Issuer: work.Issuer{Group: c.Group, Rank: c.Rank}, alone: c.Alone, Driver: c.Driver, Missing: c.Missing, chunk: c.Chunk, slots: c.Slots, sharedSlots: c.SharedSlots,
 		limits: c.Limits, Tracker: edges.New(c.Driver), Pinned: pool.NewPinned(c.Driver, c.Pinned), Scratch: pool.NewScratch(c.Driver, c.Scratch),
 		closed: make(chan struct{}), posted: make(map[Post]chan struct{}),
 		messages: &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)}, Board: new(board.Board),
@@ -287,7 +287,7 @@ func (b *Engine) interrupt() {
 		if time.Now().Before(end) {
 			continue
 		}
-		b.cutOff(work.Info{Op: work.Barrier, Seq: b.Seq(), Group: b.group, Rank: b.Rank},
+		b.cutOff(work.Info{Op: work.Barrier, Seq: b.Seq(), Group: b.Issuer.Group, Rank: b.Rank},
 			&departure{work.ErrPeerLeft, "it called Close while another call waited for room on a stream"})
 		b.Calls.Lock()
 		break
@@ -307,7 +307,7 @@ func (b *Engine) leave(dying bool) {
 	}
 	b.Mu.Lock()
 	last, messages := b.Last, b.open.Load()
-	info := work.Info{Op: work.Barrier, Seq: b.seq, Group: b.group, Rank: b.Rank}
+	info := work.Info{Op: work.Barrier, Seq: b.seq, Group: b.Issuer.Group, Rank: b.Rank}
 	b.Mu.Unlock()
 	why := &departure{kind: work.ErrPeerLeft}
 	switch {

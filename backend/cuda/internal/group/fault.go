@@ -166,7 +166,7 @@ func (b *Engine) Named(info work.Info, err error, crowd func() string) error {
 			}
 			return &work.Error{Info: inner.Info, Peer: inner.Peer, Err: fmt.Errorf("%w%s", inner.Err, crowding)}
 		}
-		if inner.Group == b.group+CPUGroup {
+		if inner.Group == b.Issuer.Group+CPUGroup {
 			err = fmt.Errorf("on the host: %w", inner.Err)
 		}
 	}

@@ -148,7 +148,7 @@ func (b *Engine) Admit(ctx context.Context, op work.OpType, timeout time.Duratio
 	}
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
-	info := work.Info{Op: op, Seq: b.seq, Group: b.group, Rank: b.Rank}
+	info := work.Info{Op: op, Seq: b.seq, Group: b.Issuer.Group, Rank: b.Rank}
 	var err error
 	peer := -1
 	switch {
@@ -238,7 +238,7 @@ func (b *Engine) launch(o *Operation, result []*tensor.Tensor) error {
 
 // Init prepares an operation that was admitted.
 func (o *Operation) init(b *Engine, ctx context.Context, info work.Info, timeout time.Duration) {
-	o.Init(info)
+	o.Init(&b.Issuer, info.Op, info.Seq)
 	o.B, o.Ctx, o.timeout = b, ctx, timeout
 	o.given = place.StreamsOf(ctx)
 	o.RunBy(o)

@@ -151,7 +151,7 @@ func (l *line) stream(b *Engine, m map[int]driver.Stream, dev int, name string) 
 	if err != nil {
 		return nil, err
 	}
-	who := b.group
+	who := b.Issuer.Group
 	if !b.alone {
 		who = fmt.Sprint("rank ", b.Rank)
 	}

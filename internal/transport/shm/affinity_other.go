@@ -2,4 +2,4 @@
 
 package shm
 
-func (g *Group) moveOffCPU(int) {}
+func (g *Group) moveOffCPU() {}

@@ -185,18 +185,15 @@ func (m *Mesh) sleepUntilMove(w Waiter, limit time.Duration) bool {
 	return true
 }
 
-// moveAway moves this thread away from the CPU of a rank that has to send a message.
+// moveAway moves this thread away from the CPU of another rank, if it waits for a message.
 func (m *Mesh) moveAway() {
 	m.mu.Lock()
-	owner := -1
+	waits := false
 	for i := range m.peers {
-		if m.peers[i].pending > 0 && m.end == nil {
-			owner = i
-			break
-		}
+		waits = waits || m.end == nil && m.peers[i].pending > 0
 	}
 	m.mu.Unlock()
-	if owner >= 0 {
-		m.g.moveOffCPU(owner)
+	if waits {
+		m.g.moveOffCPU()
 	}
 }

@@ -73,7 +73,7 @@ func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 		}
 	}
 	if g.spinFor > 0 {
-		g.moveOffCPU(owner)
+		g.moveOffCPU()
 	}
 	goschedAfter := g.yieldsPerGosched()
 	for n := 1; ; n++ {

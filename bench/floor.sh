@@ -7,7 +7,8 @@
 # Large cases are all_reduces of float32 (RANKS x SIZES). In turn run the floor program
 # (bench/floor.c), `c10d bench -alloc`, `c10d bench`, and Open MPI if it is installed. Small cases
 # (RANKS x OPS x SMALL) run `c10d bench` with COUNT iterations and Open MPI, for these do without
-# copies of tensors. The floor program runs an all_reduce of 1 KiB too. PASSES=2 does that twice and
+# copies of tensors. WARMUP calls come before: in the first 32000 the heap grows, and each 64 calls get
+# memory that the kernel has to map. The floor program runs an all_reduce of 1 KiB too. PASSES=2 does that twice and
 # keeps each system's best p50 of a case. WITHIN=200 begins no case after 200 seconds.
 #
 # The table has p50 and p99 in microseconds, and ratios. Under it are the bars: a bar says which
@@ -24,6 +25,7 @@ SIZES=${SIZES:-64K,1M,16M}
 SMALL=${SMALL:-4,1K}
 OPS=${OPS:-all_reduce,all_gather,reduce,broadcast,gather,scatter,send_recv,barrier}
 COUNT=${COUNT:-4000}
+WARMUP=${WARMUP:-40000}
 BUDGET=${BUDGET:-0.2}
 REPEAT=${REPEAT:-3}
 PASSES=${PASSES:-2}
@@ -105,7 +107,7 @@ while [ $pass -lt "$PASSES" ] && [ -z "$late" ]; do
 			;;
 		small)
 			[ "$op" != all_reduce ] || "$FLOOR" -ranks "$world" -sizes 1K >>"$OUT/floor.jsonl" || failed=yes
-			run_ours small -world "$world" -op "$op" -sizes "$sizes" -n "$COUNT"
+			run_ours small -world "$world" -op "$op" -sizes "$sizes" -n "$COUNT" -w "$WARMUP"
 			;;
 		esac
 		run_mpi "$world" "$op" "$sizes"

@@ -29,7 +29,7 @@ type Mesh interface {
 	Recv(r *Request)
 
 	// RecvAny posts a receive from the first rank that sends on r.Slot. On
-	// completion r.Peer is that rank.
+	// completion r.Peer is that rank. A message that a Recv waits for goes to that one, even if it is younger.
 	RecvAny(r *Request)
 
 	// Abort ends every pending and later request with f, and tells the other ranks if possible.

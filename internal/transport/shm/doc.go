@@ -163,8 +163,8 @@
 // message's address, or its place in the sender's arena, and no data. The receiver reads
 // the message there and says so. If it cannot, it asks for the rest.
 //
-// The receiver takes frames in their order. A message matches the oldest receive for its
-// slot, from that rank or from any rank. Up to 1 MiB of unexpected messages from each
+// The receiver takes frames in their order. A message matches the oldest receive from that rank
+// for its slot, else the oldest one from any rank. Up to 1 MiB of unexpected messages from each
 // rank are kept. Then that rank is told to announce messages without data. A rank reads
 // only the rings of ranks that it has requests with. Other frames stay in the ring, and
 // when the ring is full, at the sender.

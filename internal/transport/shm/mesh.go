@@ -524,13 +524,18 @@ func (m *Mesh) addData(p *peer, t *transfer, data []byte) bool {
 	return true
 }
 
-// findPosted returns the oldest receive that a message matches.
+// findPosted returns the receive that a message matches: the oldest from p, else the oldest from any rank.
 func (m *Mesh) findPosted(p *peer, slot uint64) *transport.Request {
 	l := &m.posted[bucketOf(slot)]
+	for r := l.Front(); r != nil; r = r.Next {
+		if r.Slot == slot && r.Peer == p.rank {
+			return r
+		}
+	}
 	for r := l.Front(); r != nil; {
 		next := r.Next
-		if r.Slot == slot && (r.Peer == p.rank || r.Peer == anyone) {
-			if r.Peer != anyone || r.Claim() {
+		if r.Slot == slot && r.Peer == anyone {
+			if r.Claim() {
 				return r
 			}
 			l.Remove(r)

@@ -418,6 +418,19 @@ func (s *suite) any(t *testing.T) {
 				require.NoError(t, wait(t, b))
 				require.Equal(t, from, early.Peer)
 				require.True(t, bytes.Equal(b.Buf, early.Buf))
+
+				// A younger receive from that rank comes first.
+				late = recvAny(ms[0], 8, make([]byte, n))
+				named := recv(ms[0], from, 8, make([]byte, n))
+				b = send(ms[from], 0, 8, pattern(n, from+5))
+				require.NoError(t, wait(t, named))
+				require.NoError(t, wait(t, b))
+				require.True(t, bytes.Equal(b.Buf, named.Buf))
+				b = send(ms[3-from], 0, 8, pattern(n, from+7))
+				require.NoError(t, wait(t, late))
+				require.NoError(t, wait(t, b))
+				require.Equal(t, 3-from, late.Peer)
+				require.True(t, bytes.Equal(b.Buf, late.Buf))
 			}
 		})
 	}

@@ -37,6 +37,9 @@
 // of an earlier run. The wills are withdrawn at the end of the call, also of one that fails. From the moment when a rank
 // knows the run's name it can leave another one there: see Config.Known.
 //
+// A rank with two processes writes there too if rank 0 has not come. A rank that comes after all others have failed is
+// not told: it may as well be the first of the next run.
+//
 // # PyTorch
 //
 // PyTorch's ranks do not take part. They write their addresses to keys that Config.Foreign lists.

@@ -350,14 +350,11 @@ func (c *Call) meet(ctx context.Context) (run Run, err error) {
 			store.DropWill(last, c.corner, goneKey) // or the next run would take it for one of its ranks'
 		}
 	}()
+	if c.cfg.Rank == 0 {
+		return c.lead(ctx)
+	}
 	if err := c.corner.Set(ctx, rankKey(c.cfg.Rank), c.mine); err != nil {
 		return Run{}, err
-	}
-	if c.cfg.Rank == 0 {
-		if err := c.cfg.Store.Set(ctx, lastKey, c.mine); err != nil {
-			return Run{}, err
-		}
-		return c.lead(ctx)
 	}
 	return c.follow(ctx)
 }
@@ -426,10 +423,16 @@ func (c *Call) lead(ctx context.Context) (run Run, err error) {
 	answered := make([]string, c.cfg.Size) // nonces
 	seen := make(map[int]string)           // records, "" for none
 	defer func() {
-		if err != nil {
+		if err != nil { // also if the others may just have seen this rank
 			c.dismiss(ctx, answered, err)
 		}
 	}()
+	if err := c.corner.Set(ctx, rankKey(0), c.mine); err != nil {
+		return Run{}, err
+	}
+	if err := c.cfg.Store.Set(ctx, lastKey, c.mine); err != nil {
+		return Run{}, err
+	}
 	if err := c.known(ctx, c.self.Nonce); err != nil {
 		return Run{}, err
 	}
@@ -582,13 +585,19 @@ func (c *Call) withFault(f *fault) record {
 func (c *Call) leave(ctx context.Context, f *fault) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
 	defer cancel()
-	key := rankKey(c.cfg.Rank)
+	told := encode(c.withFault(f))
 	c.mu.Lock()
-	if c.run != "" {
-		key = faultKey(c.run)
-	}
+	run := c.run
 	c.mu.Unlock()
-	c.corner.Set(ctx, key, encode(c.withFault(f)))
+	if run != "" {
+		c.corner.Set(ctx, faultKey(run), told)
+		return
+	}
+	keys, values := []string{rankKey(c.cfg.Rank)}, [][]byte{told}
+	if f.Twice { // rank 0 may not come
+		keys, values = append(keys, goneKey), append(values, told)
+	}
+	c.corner.MultiSet(ctx, keys, values)
 }
 
 // begin ends the call of rank 0: all ranks have joined.

@@ -126,7 +126,7 @@ func (m mortal) CompareSet(ctx context.Context, key string, expected, desired []
 // TestStartedTwice: every process that is there is told.
 func TestStartedTwice(t *testing.T) {
 	for name, ranks := range map[string][]int{
-		"rank 1, rank 2 missing": {0, 1, 1}, "rank 0": {0, 0, 1}, "rank 0, before others": {0, 0}, "rank 1, rank 0 missing": {1, 1},
+		"rank 1, rank 2 missing": {0, 1, 1}, "rank 0": {0, 0, 1}, "rank 0, before others": {0, 0}, "rank 1, rank 0 missing": {1, 1}, "rank 1, rank 2 there, rank 0 missing": {2, 1, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			st := store.NewHash()
@@ -290,6 +290,64 @@ func TestCancelled(t *testing.T) {
 	err := (<-one).err
 	require.ErrorContains(t, err, "rank 0 (pid ")
 	require.ErrorContains(t, err, "gave up")
+}
+
+// cancelling cancels a context when a key is set.
+type cancelling struct {
+	store.Store
+	key    string
+	cancel context.CancelFunc
+}
+
+func (c cancelling) Set(ctx context.Context, key string, value []byte) error {
+	if key == c.key {
+		c.cancel()
+		return ctx.Err()
+	}
+	return c.Store.Set(ctx, key, value)
+}
+
+// TestCancelledEarly: rank 0 tells the others even if it is cancelled while it shows itself.
+func TestCancelledEarly(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	one := start(t.Context(), Config{Store: st, Name: "0", Rank: 1, Size: 3})
+	here(t, st, 1)
+	zero := start(ctx, Config{Store: cancelling{st, lastKey, cancel}, Name: "0", Rank: 0, Size: 3})
+	require.ErrorIs(t, (<-zero).err, context.Canceled)
+	require.ErrorContains(t, (<-one).err, "gave up")
+}
+
+// TestAbsentRankComesFirst: after a run that failed, the rank that was not there begins the next one.
+func TestAbsentRankComesFirst(t *testing.T) {
+	for name, came := range map[string][]int{"rank 2": {0, 1, 1}, "rank 0": {2, 1, 1}} {
+		t.Run(name, func(t *testing.T) {
+			st := store.NewHash()
+			defer st.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			var failed []<-chan outcome
+			for _, r := range came {
+				failed = append(failed, start(ctx, Config{Store: st, Name: "0", Rank: r, Size: 3}))
+				here(t, st, r)
+			}
+			for _, c := range failed {
+				require.ErrorIs(t, (<-c).err, ErrTwice)
+			}
+			absent := 2 - came[0]
+			next := []<-chan outcome{start(ctx, Config{Store: st, Name: "0", Rank: absent, Size: 3})}
+			time.Sleep(300 * time.Millisecond) // it looks at what is there
+			for r := range 3 {
+				if r != absent {
+					next = append(next, start(ctx, Config{Store: st, Name: "0", Rank: r, Size: 3}))
+				}
+			}
+			for _, c := range next {
+				require.NoError(t, (<-c).err)
+			}
+		})
+	}
 }
 
 // foreign are the keys of two generations.

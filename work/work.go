@@ -14,7 +14,7 @@ import (
 // Info describes a Work's operation.
 type Info struct {
 	Op    OpType
-	Seq   uint64 // the operation's number in its group, counted from 0
+	Seq   uint64 // the operation's number in its group, counted from 0; it has 56 bits
 	Group string // the group's name
 	Rank  int    // the rank that issued it
 }
@@ -147,14 +147,17 @@ func (w *Work) Done() <-chan struct{} {
 	if w.state.Load() >= succeeded {
 		return ended
 	}
-	if w.done.Load() == nil {
-		c := make(chan struct{})
-		w.done.CompareAndSwap(nil, &c)
-		if w.state.Load() >= succeeded { // end may have looked for done before
-			return ended
+	c := w.done.Load()
+	if c == nil {
+		made := make(chan struct{})
+		if c = &made; !w.done.CompareAndSwap(nil, c) {
+			c = w.done.Load()
 		}
 	}
-	return *w.done.Load()
+	if w.state.Load() >= succeeded { // end may have looked for done before it was there
+		return ended
+	}
+	return *c
 }
 
 // ended is Done's channel for operations that end before Done is called.
@@ -270,11 +273,10 @@ func (w *Work) Succeeded() (seq uint64, began, ended time.Duration, ok bool) {
 // Began returns when the operation began to run in the backend, since Origin, and 0 if it has not
 // begun.
 func (w *Work) Began() time.Duration {
-	began := time.Duration(w.started.Load())
-	if began == 0 && w.state.Load() >= succeeded && w.duration < 0 {
-		began = -w.duration
+	if w.state.Load() >= succeeded && w.duration < 0 { // first: Start may have come while the operation ended
+		return -w.duration
 	}
-	return began
+	return time.Duration(w.started.Load())
 }
 
 // Info returns the operation's description.
@@ -367,7 +369,7 @@ func NewPromise(info Info) *Promise {
 }
 
 // Init prepares a zero Promise, for backends that embed it in another struct. The Work is then
-// part of that struct. All operations of a rank can share one Issuer. Sequence numbers have 56 bits.
+// part of that struct. All operations of a rank can share one Issuer, which must not change. Sequence numbers have 56 bits.
 func (p *Promise) Init(by *Issuer, op OpType, seq uint64) {
 	p.w.issuer, p.w.issued = by, seq<<opBits|uint64(op)
 }

@@ -459,6 +459,31 @@ func TestSucceeded(t *testing.T) {
 	require.False(t, ok)
 }
 
+// TestWithoutStart: an operation that did not have to wait began when it ended, even if a Start comes late.
+func TestWithoutStart(t *testing.T) {
+	p := work.NewPromise(info)
+	w := p.Work()
+	require.Zero(t, w.Began())
+	before := time.Since(work.Origin())
+	require.True(t, p.Complete(nil))
+	began := w.Began()
+	require.GreaterOrEqual(t, began, before)
+	require.LessOrEqual(t, began, time.Since(work.Origin()))
+	time.Sleep(time.Millisecond)
+	p.Start()
+	seq, start, end, ok := w.Succeeded()
+	require.True(t, ok)
+	require.Equal(t, info.Seq, seq)
+	require.Equal(t, []time.Duration{began, began, began}, []time.Duration{w.Began(), start, end})
+	took, ok := w.Duration()
+	require.True(t, ok)
+	require.Zero(t, took)
+
+	p = work.NewPromise(info)
+	require.True(t, p.Complete(errors.New("failed")))
+	require.Zero(t, p.Work().Began())
+}
+
 // TestObserveWhileItEnds: an observer is told once, by Complete before the Work shows its end, or by Observe.
 func TestObserveWhileItEnds(t *testing.T) {
 	for i := range 20000 {

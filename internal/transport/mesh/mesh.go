@@ -136,7 +136,7 @@ func (b *Base) Size() int { return b.size }
 
 // SetProgress sets what this rank answers to a PING.
 func (b *Base) SetProgress(issued, completed uint64) {
-	// A load is much faster than a store that other CPUs see at once. One of the two is as it was.
+	// A load is much faster than a store that other CPUs see at once. Mostly one of the two is as it was.
 	if b.issued.Load() != issued {
 		b.issued.Store(issued)
 	}

@@ -70,9 +70,12 @@ func (g *Group) moveOffCPU() {
 		}
 		var one unix.CPUSet
 		one.Set(i)
+		// It says so first: the rank that gets this CPU then must not follow.
+		atomic.StoreUint32(g.cpuOf(g.rank), uint32(i)+1)
 		if unix.SchedSetaffinity(0, &one) == nil {
 			unix.SchedSetaffinity(0, &may) // which moves it nowhere
-			atomic.StoreUint32(g.cpuOf(g.rank), uint32(i)+1)
+		} else {
+			atomic.StoreUint32(g.cpuOf(g.rank), cpu+1)
 		}
 		return
 	}

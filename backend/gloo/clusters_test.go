@@ -223,6 +223,86 @@ func TestF26StagesOverlap(t *testing.T) {
 	}
 }
 
+// TestClusterLengths: two ranks of an all_to_all disagree on a block's length, on any sides of the length up to which blocks
+// of two clusters go together. So do a rank and the root of a gather_v. All ranks learn of it before their timeout, and
+// within a cluster who disagrees.
+func TestClusterLengths(t *testing.T) {
+	const (
+		size        = 5
+		short, long = 4 * 100, 4 * gloo.Aggregate * 4 // bytes: of four blocks, long alone is above the limit
+	)
+	for _, tc := range []struct {
+		name           string
+		from, to       int
+		sent, expected int // bytes
+	}{
+		{"both short", 1, 2, short, short + 4},
+		{"both long", 1, 2, long, long + 4},
+		{"sent long", 1, 2, long, short},
+		{"sent short", 1, 2, short, long},
+		{"sent none", 1, 2, 0, long},
+		{"expected none", 1, 2, long, 0},
+		{"sent long by another rank", 0, 3, long, short},
+		{"sent short by another rank", 0, 3, short, long},
+		{"sent none by another rank", 0, 3, 0, long},
+		{"a cluster of one sends", 4, 0, short, long},
+		{"a cluster of one receives", 3, 4, short, long},
+		{"within a cluster, sent long", 0, 1, long, short},
+		{"within a cluster, sent short", 1, 0, short, long},
+	} {
+		check := func(t *testing.T, exact bool, call func(r int, b *gloo.Backend) error) {
+			bs := clustered(t, 2, 2, 1)
+			onAll(t, bs, func(r int, b *gloo.Backend) {
+				err := call(r, b)
+				if err == nil { // its part was done
+					err = barrier(b)
+				}
+				if assert.ErrorIs(t, err, work.ErrMismatch, "rank %d", r) && exact {
+					assert.ErrorContains(t, err, fmt.Sprintf("rank %d sends %d bytes to rank %d, which expects %d", tc.from, tc.sent, tc.to, tc.expected))
+				}
+			})
+		}
+		for _, others := range []int{short, 0} { // of the other blocks
+			t.Run(fmt.Sprintf("%s, others %d", tc.name, others), func(t *testing.T) {
+				check(t, strings.HasPrefix(tc.name, "within"), func(r int, b *gloo.Backend) error {
+					send, recv := slices.Repeat([]int{others / 4}, size), slices.Repeat([]int{others / 4}, size)
+					switch r {
+					case tc.from:
+						send[tc.to] = tc.sent / 4
+					case tc.to:
+						recv[tc.from] = tc.expected / 4
+					}
+					blocks := func(lengths []int) []*tensor.Tensor {
+						return each(size, func(i int) *tensor.Tensor { return empty(t, lengths[i]) })
+					}
+					return wait(b.AllToAll(context.Background(), blocks(recv), blocks(send), backend.AllToAllOptions{}))
+				})
+			})
+		}
+		if tc.from == 4 {
+			continue // a cluster of one always sends by itself
+		}
+		t.Run("gather_v, "+tc.name, func(t *testing.T) {
+			check(t, false, func(r int, b *gloo.Backend) error {
+				var out []*tensor.Tensor
+				if r == tc.to {
+					out = each(size, func(i int) *tensor.Tensor {
+						if i == tc.from {
+							return empty(t, tc.expected/4)
+						}
+						return empty(t, short/4)
+					})
+				}
+				n := short
+				if r == tc.from {
+					n = tc.sent
+				}
+				return wait(b.GatherV(context.Background(), out, empty(t, n/4), backend.GatherOptions{Root: tc.to}))
+			})
+		})
+	}
+}
+
 // TestNetworkBytes: in an all-reduce of two clusters of eight ranks, a network card carries each way
 // what two single ranks would: 2(C-1)/C of the data once. The connections count.
 func TestNetworkBytes(t *testing.T) {

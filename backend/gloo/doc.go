@@ -142,7 +142,8 @@
 // Elements count, not shapes: [2 3] fits [6]. AllReduce fits AllReduceCoalesced, and AllGather fits
 // AllGatherIntoTensor: they move the same data. Not compared are the factor of PreMulSum, the number
 // of tensors in one AllReduce, sizes that only some ranks know (GatherV, AllToAll), and messages
-// apart from their sizes.
+// apart from their sizes. Of GatherV and AllToAll a rank compares the sizes that it receives. If one
+// differs, the group ends with work.ErrMismatch too.
 //
 // Gloo's wire has no room for the digest. There a rank notices only messages of another size. Package
 // backend/detail compares calls before they run, on every wire.

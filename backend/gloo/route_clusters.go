@@ -106,8 +106,8 @@ func (c *clusters) scatter(e *engine, out, in []byte, root int) error {
 	return c.run(e, cluster.Call{Op: plan.OpScatter, Root: root, Bytes: int64(len(out))}, out, in, backend.Reduction{})
 }
 
-// allToAll lets the ranks of a cluster tell each other their lengths first. Then both clusters of a
-// pair know what goes from one to the other.
+// allToAll lets the ranks of a cluster tell each other their lengths first. They compare those of their own blocks. Then
+// both clusters of a pair know what goes from one to the other.
 func (c *clusters) allToAll(e *engine, out, in []byte, recv, send []int64) error {
 	p, k := len(recv), len(c.members)
 	e.lengths = room(e.lengths, 2*p*(k+1))
@@ -121,6 +121,13 @@ func (c *clusters) allToAll(e *engine, out, in []byte, recv, send []int64) error
 	}
 	if even(all) {
 		return c.run(e, cluster.Call{Op: plan.OpAllToAll, Bytes: all[0]}, out, in, backend.Reduction{})
+	}
+	for i, from := range c.members {
+		for j, to := range c.members {
+			if sent, expected := all[2*p*i+to], all[2*p*j+p+from]; sent != expected {
+				return e.session.mismatch(e.mesh, &e.op.called, from, fmt.Errorf("rank %d sends %d bytes to rank %d, which expects %d", from, sent, to, expected))
+			}
+		}
 	}
 	call := cluster.Call{Op: plan.OpAllToAll, Send: make([][]int64, k), Recv: make([][]int64, k)}
 	for i := range k {

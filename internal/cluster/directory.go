@@ -45,7 +45,7 @@ func (c *Cache) get(x Call, k key) (*Plan, error) {
 
 // name returns the name of a plan's file. It differs for everything that a plan depends on.
 func (c *Cache) name(k key) string {
-	h := sha256.Sum256(fmt.Appendf(nil, "%v %v %+v", c.l.cluster, c.l.weights, k))
+	h := sha256.Sum256(fmt.Appendf(nil, "%d %v %v %+v", fileVersion, c.l.cluster, c.l.weights, k))
 	return fmt.Sprintf("%v-%d-rank%d-%x.plan", k.op, k.bytes, k.rank, h[:6])
 }
 

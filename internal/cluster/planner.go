@@ -724,17 +724,18 @@ func (b *planner) allToAll() {
 		}
 		exchange(Before, plan.In, plan.Scratch, parts)
 	}
-	pass := func(x bundle, from, to, fromCluster, toCluster int) {
+	// Blocks that go together have the number of the one that would go alone between these two ranks. So a cluster that
+	// means the other way gets a message of another length, and not none.
+	pass := func(x bundle, from, to int) {
 		if handler(x.cluster) == b.place {
-			id := size*size + fromCluster*len(b.l.members) + toCluster
-			b.message(id, from, to, plan.Scratch, x.at, x.sum+sealed).Seal = seal(x.lengths)
+			b.message(from*size+to, from, to, plan.Scratch, x.at, x.sum+sealed).Seal = seal(x.lengths)
 		}
 	}
 	for _, x := range coming {
-		pass(x, opposite(x.cluster), b.Rank, x.cluster, b.mine)
+		pass(x, opposite(x.cluster), b.Rank)
 	}
 	for _, x := range going {
-		pass(x, b.Rank, opposite(x.cluster), b.mine, x.cluster)
+		pass(x, b.Rank, opposite(x.cluster))
 	}
 	var parts []Part
 	for i, from := range b.here {
@@ -762,7 +763,7 @@ func (b *planner) allToAll() {
 		}
 		exchange(After, plan.Scratch, plan.Out, parts)
 	}
-	b.ids = size*size + len(b.l.members)*len(b.l.members)
+	b.ids = size * size
 }
 
 // sealed is the length of a seal.

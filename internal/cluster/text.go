@@ -78,7 +78,7 @@ type file struct {
 	Plan     *Plan
 }
 
-const fileVersion = 1
+const fileVersion = 2
 
 // Export writes a plan of the layout.
 func (l *Layout) Export(w io.Writer, p *Plan) error {

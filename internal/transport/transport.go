@@ -29,7 +29,7 @@ type Mesh interface {
 	Recv(r *Request)
 
 	// RecvAny posts a receive from the first rank that sends on r.Slot. On
-	// completion r.Peer is that rank. A message that a Recv waits for goes to that one, even if it is younger.
+	// completion r.Peer is that rank. If a Recv waits for a message too, the Recv gets it.
 	RecvAny(r *Request)
 
 	// Abort ends every pending and later request with f, and tells the other ranks if possible.

@@ -13,7 +13,7 @@ import (
 // two ranks may stay on one CPU for long while other CPUs are idle. Then every message takes two
 // context switches: a small all-reduce takes 17 us instead of 1 us. So each rank publishes the
 // CPU on which it last had to wait. If a rank has to wait on the CPU of another one, it moves to
-// a free CPU. It need not wait for that one: two ranks that get a broadcast wait for the root.
+// a free CPU. It need not be waiting for that rank: two ranks that get a broadcast wait for the root.
 
 const (
 	// moveEvery bounds how often a rank moves.

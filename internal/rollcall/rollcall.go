@@ -298,7 +298,8 @@ func cause(ctx context.Context) error {
 	return nil
 }
 
-// otherRun adds to err that the last rank 0 is of another job or of a world of another size, if it is.
+// otherRun adds to err that the last rank 0 is of another job or of a world of another size, if it is, or why its roll
+// call has failed.
 func (c *Call) otherRun(ctx context.Context, err error) error {
 	c.mu.Lock()
 	met := c.run != ""
@@ -316,6 +317,10 @@ func (c *Call) otherRun(ctx context.Context, err error) error {
 		return fmt.Errorf("%w (the last rank 0 in this store, %s, is of job %q; this rank is of job %q)", err, last.process(), last.Job, c.self.Job)
 	case last.Size != c.self.Size:
 		return fmt.Errorf("%w (the last rank 0 in this store, %s, was started with a world of %d ranks; this rank with one of %d)", err, last.process(), last.Size, c.self.Size)
+	}
+	var f fault
+	if text, e := c.peek(ctx, begunKey(last.Nonce)); e == nil && json.Unmarshal([]byte(text), &f) == nil && f.Text != "" {
+		return fmt.Errorf("%w (the last roll call in this store failed: %s)", err, f.Text)
 	}
 	return err
 }

@@ -350,6 +350,26 @@ func TestAbsentRankComesFirst(t *testing.T) {
 	}
 }
 
+// TestLateRankSaysWhy: a rank that comes when all others have failed waits for the next run, and says at its timeout why
+// there was none.
+func TestLateRankSaysWhy(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	var failed []<-chan outcome
+	for _, r := range []int{0, 1, 1} {
+		failed = append(failed, start(t.Context(), Config{Store: st, Name: "0", Rank: r, Size: 3}))
+		here(t, st, r)
+	}
+	for _, c := range failed {
+		require.ErrorIs(t, (<-c).err, ErrTwice)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	err := (<-start(ctx, Config{Store: st, Name: "0", Rank: 2, Size: 3})).err
+	require.ErrorContains(t, err, "the last roll call in this store failed: rank 1 was started twice")
+	require.NotErrorIs(t, err, ErrTwice)
+}
+
 // foreign are the keys of two generations.
 func foreign(st store.Store) []Foreign {
 	return []Foreign{

@@ -36,10 +36,29 @@ func (r *Recorder) Dump() (string, error) {
 	if err := os.MkdirAll(filepath.Dir(name), 0o777); err != nil {
 		return "", fmt.Errorf("trace: %w", err)
 	}
-	if err := os.WriteFile(name, data, 0o666); err != nil {
+	if err := replace(name, data); err != nil {
 		return "", fmt.Errorf("trace: %w", err)
 	}
 	return name, nil
+}
+
+// replace writes a file so that a reader sees the last content or all of the new one. It does not follow a link that
+// somebody has put there.
+func replace(name string, data []byte) error {
+	next := filepath.Join(filepath.Dir(name), fmt.Sprintf(".%s.%d", filepath.Base(name), os.Getpid()))
+	os.Remove(next) // of a process that was killed
+	file, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	if err = errors.Join(err, file.Close()); err == nil {
+		err = os.Rename(next, name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(next))
+	}
+	return nil
 }
 
 // WriteTo writes a dump.

@@ -489,6 +489,30 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
+// TestDumpDoesNotFollowLinks: a link in the place of a dump is replaced, and the file behind it stays as it was.
+func TestDumpDoesNotFollowLinks(t *testing.T) {
+	dir, foreign := t.TempDir(), filepath.Join(t.TempDir(), "foreign")
+	require.NoError(t, os.WriteFile(foreign, []byte("not a dump"), 0o600))
+	if err := os.Symlink(foreign, filepath.Join(dir, "rank_0")); err != nil {
+		t.Skipf("this system makes no links: %v", err)
+	}
+	r := sample(t, 0)
+	r.options.Prefix = filepath.Join(dir, "rank_")
+	for range 2 { // the second one replaces the first
+		name, err := r.Dump()
+		require.NoError(t, err)
+		f, err := os.Lstat(name)
+		require.NoError(t, err)
+		require.True(t, f.Mode().IsRegular())
+		files, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Len(t, files, 1)
+	}
+	kept, err := os.ReadFile(foreign)
+	require.NoError(t, err)
+	require.Equal(t, "not a dump", string(kept))
+}
+
 // TestDumpWithoutGroup: a process that is in no group yet has no number. It writes no file, which would be rank 0's, and
 // its dump takes the number of the name that somebody gives it.
 func TestDumpWithoutGroup(t *testing.T) {

@@ -47,10 +47,17 @@ type Authority struct {
 }
 
 // OpenAuthority returns the authority of a directory. It makes directory and authority if there are
-// none, and reports that.
+// none, and reports that. A directory in which another user could have put one is refused.
 func OpenAuthority(dir string) (a *Authority, made bool, err error) {
-	if err := os.MkdirAll(dir, 0o777); err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, false, err
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := own(info); err != nil {
+		return nil, false, fmt.Errorf("%s %w", dir, err)
 	}
 	if _, err := os.Stat(certFile(dir, caName)); errors.Is(err, fs.ErrNotExist) {
 		now := time.Now()

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -258,4 +259,18 @@ func TestAuthority(t *testing.T) {
 	info, err := os.Stat(filepath.Join(dir, "ca-key.pem"))
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+}
+
+// In a directory that everybody can write to, the authority may be somebody else's.
+func TestForeignDirectory(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("the mode does not say who can write")
+	}
+	dir := t.TempDir()
+	require.NoError(t, os.Chmod(dir, 0o777))
+	_, _, err := credentials.OpenAuthority(dir)
+	require.ErrorContains(t, err, dir+" can be written by every user")
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, files)
 }

@@ -106,8 +106,8 @@ func (c *clusters) scatter(e *engine, out, in []byte, root int) error {
 	return c.run(e, cluster.Call{Op: plan.OpScatter, Root: root, Bytes: int64(len(out))}, out, in, backend.Reduction{})
 }
 
-// allToAll lets the ranks of a cluster tell each other their lengths first. They compare those of their own blocks. Then
-// both clusters of a pair know what goes from one to the other.
+// allToAll lets the ranks of a cluster tell each other their lengths first. They compare those of their own blocks. After
+// that each cluster knows the lengths of all blocks between it and another one.
 func (c *clusters) allToAll(e *engine, out, in []byte, recv, send []int64) error {
 	p, k := len(recv), len(c.members)
 	e.lengths = room(e.lengths, 2*p*(k+1))

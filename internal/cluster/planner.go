@@ -724,8 +724,8 @@ func (b *planner) allToAll() {
 		}
 		exchange(Before, plan.In, plan.Scratch, parts)
 	}
-	// Blocks that go together have the number of the one that would go alone between these two ranks. So a cluster that
-	// means the other way gets a message of another length, and not none.
+	// Blocks that go together have the number of the block between these two ranks, which then does not go alone. So if
+	// the other cluster expects that block alone, it gets a message of the wrong length and notices.
 	pass := func(x bundle, from, to int) {
 		if handler(x.cluster) == b.place {
 			b.message(from*size+to, from, to, plan.Scratch, x.at, x.sum+sealed).Seal = seal(x.lengths)

@@ -298,8 +298,8 @@ func cause(ctx context.Context) error {
 	return nil
 }
 
-// otherRun adds to err that the last rank 0 is of another job or of a world of another size, if it is, or why its roll
-// call has failed.
+// otherRun adds to err what the store says of the last rank 0. It may be of another job, or of a world of another size.
+// Or its roll call has failed, and the store says why.
 func (c *Call) otherRun(ctx context.Context, err error) error {
 	c.mu.Lock()
 	met := c.run != ""
@@ -428,7 +428,7 @@ func (c *Call) lead(ctx context.Context) (run Run, err error) {
 	answered := make([]string, c.cfg.Size) // nonces
 	seen := make(map[int]string)           // records, "" for none
 	defer func() {
-		if err != nil { // also if the others may just have seen this rank
+		if err != nil { // of a Set, too: the others may have seen this rank
 			c.dismiss(ctx, answered, err)
 		}
 	}()

@@ -946,8 +946,8 @@ func (g *Group) allInArenas() bool {
 // A rank reduces a section of its share and then copies the others' sections, while the caches have them. They have all of
 // a buffer of up to shortBuffer bytes anyway, so there the whole share is one section.
 //
-// Times of longer buffers in us by the section, on 16 CPUs of a Xeon, the median of five runs of c10d bench -alloc
-// (C10D_SHM_SECTION sets the section in BenchmarkCopies):
+// The table has times of longer buffers in us, by the length of a section. They are medians of five runs of c10d bench
+// -alloc on 16 CPUs of a Xeon. C10D_SHM_SECTION sets the length in BenchmarkCopies.
 //
 //	                 1 MiB   2 MiB   4 MiB   16 MiB
 //	2 ranks  16 MiB   1760    1680    1650
@@ -957,8 +957,8 @@ func (g *Group) allInArenas() bool {
 //	8 ranks  16 MiB   2910    2520    2490
 //	8 ranks  64 MiB  18300           15100    15800
 //
-// On two CPUs of an EPYC all sections take the same for 16 MiB. 64 MiB take 5570 us in sections of 1 MiB, and 6480 in
-// those of 4 MiB.
+// Two CPUs of an EPYC take the same time for 16 MiB with all of these. For 64 MiB they take 5570 us with 1 MiB, and 6480
+// us with 4 MiB.
 const (
 	shortBuffer    = 2 << 20
 	defaultSection = 4 << 20

@@ -188,10 +188,7 @@ func (m *Mesh) sleepUntilMove(w Waiter, limit time.Duration) bool {
 // moveAway moves this thread away from the CPU of another rank, if it waits for a message.
 func (m *Mesh) moveAway() {
 	m.mu.Lock()
-	waits := false
-	for i := range m.peers {
-		waits = waits || m.end == nil && m.peers[i].pending > 0
-	}
+	waits := m.end == nil && m.pending.Load() > 0
 	m.mu.Unlock()
 	if waits {
 		m.g.moveOffCPU()

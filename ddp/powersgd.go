@@ -34,6 +34,10 @@ type PowerSGDOptions struct {
 // instead of n*m, in two all-reduces. The second begins in Finish. Gradients that this would not
 // make at least twice as small are averaged whole, as are buckets that are not float32 in CPU memory.
 //
+// An infinite gradient, or one that is not a number, spoils the gradients of its iteration on all ranks. The
+// bucket then forgets its error feedback and its approximation, so the next iteration has good gradients again.
+// PyTorch's hook keeps the values, and all its later gradients are not numbers.
+//
 // In an Elastic it begins anew in each epoch, with iteration 0: newcomers have nothing of earlier ones.
 type PowerSGD struct {
 	o             PowerSGDOptions
@@ -211,6 +215,9 @@ func (p *powerBucket) finish(ctx context.Context, b *Bucket) error {
 	}
 	quotient(p.q, p.q, size)
 	out := data[float32](b.Buffer())
+	// All ranks have the bits of both sums, so all forget alike. A rank whose own input is not finite makes
+	// its elements of first so.
+	good := finite(p.first) && finite(p.q)
 	for _, x := range p.parts {
 		if x.rank == 0 {
 			quotient(out[x.at:x.at+x.n*x.m], p.first[x.p:x.p+x.n*x.m], size)
@@ -225,10 +232,27 @@ func (p *powerBucket) finish(ctx context.Context, b *Bucket) error {
 				}
 				k := x.at + i*x.m + j
 				out[k], p.lost[k] = sum, p.whole[k]-sum
+				if p.lost[k]-p.lost[k] != 0 { // too large for a float32
+					p.lost[k] = 0
+				}
 			}
 		}
 	}
+	if !good {
+		clear(p.lost)
+		clear(p.q)
+	}
 	return nil
+}
+
+// finite reports whether no element is infinite or not a number.
+func finite(v []float32) bool {
+	for _, x := range v {
+		if x-x != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // orthogonalize makes the columns of a row-major matrix orthonormal, by Gram and Schmidt. A column
@@ -245,7 +269,7 @@ func orthogonalize(a []float32, rows, columns int) {
 				dot += float64(a[i*columns+c]) * float64(a[i*columns+before])
 			}
 			for i := range rows {
-				a[i*columns+c] -= float32(dot) * a[i*columns+before]
+				a[i*columns+c] = float32(float64(a[i*columns+c]) - dot*float64(a[i*columns+before])) // dot can be too large for a float32
 			}
 		}
 		var norm float64

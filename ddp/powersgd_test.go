@@ -1,6 +1,7 @@
 package ddp_test
 
 import (
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -104,6 +105,95 @@ func TestPowerSGDTinyGradients(t *testing.T) {
 			require.InEpsilon(t, 1e-41, first(t, p.Grad), 1e-2)
 		}
 	})
+}
+
+// A value that is not finite, on one rank and in one iteration, spoils that iteration alone: afterwards the ranks
+// have the averages that they have without a hook, with the same bits.
+func TestPowerSGDForgetsWhatIsNotFinite(t *testing.T) {
+	const rows, cols, bad, iterations = 16, 12, 4, 8
+	inf, largest := float32(math.Inf(1)), float32(math.MaxFloat32)
+	spoil := func(v float32, elements ...int) func(rank int, grads [][]float32) {
+		return func(rank int, grads [][]float32) {
+			if rank == 1 {
+				for _, k := range elements {
+					grads[0][k] = v
+				}
+			}
+		}
+	}
+	for name, spoil := range map[string]func(rank int, grads [][]float32){
+		"infinite":     spoil(inf, 3),
+		"negative":     spoil(-inf, 3),
+		"both":         func(rank int, grads [][]float32) { grads[0][3] = inf * float32(1-2*rank) },
+		"not a number": spoil(float32(math.NaN()), 3),
+		"last element": spoil(inf, rows*cols-1),
+		"whole row":    spoil(-inf, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11),
+		"first sum overflows": func(_ int, grads [][]float32) {
+			for k := range grads[0] {
+				grads[0][k] = largest
+			}
+		},
+		"second sum overflows": func(_ int, grads [][]float32) {
+			for k := range rows {
+				grads[0][k*cols+1] = largest
+			}
+		},
+		"bias infinite":      func(rank int, grads [][]float32) { grads[1][2] = inf * float32(rank*2-1) },
+		"bias not a number":  func(_ int, grads [][]float32) { grads[1][2] = float32(math.NaN()) },
+		"sum of the bias":    func(_ int, grads [][]float32) { grads[1][0] = largest },
+		"another matrix too": func(rank int, grads [][]float32) { grads[0][0], grads[2][5] = inf, -inf },
+	} {
+		t.Run(name, func(t *testing.T) {
+			pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+				s, err := ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 2, Rank: 2})
+				require.NoError(t, err)
+				var ps []ddp.Param
+				var grads [][]float32
+				for _, shape := range [][]int{{rows, cols}, {rows}, {cols, 4, 5}} {
+					ps = append(ps, ddp.Param{Value: zeros(t, tensor.Float32, shape...), Grad: zeros(t, tensor.Float32, shape...)})
+					v, err := tensor.Data[float32](ps[len(ps)-1].Grad)
+					require.NoError(t, err)
+					grads = append(grads, v)
+				}
+				d, err := ddp.New(soon(t), g, ps, ddp.Options{Hook: s.Hook})
+				require.NoError(t, err)
+				for it := range iterations {
+					want := make([][]float32, len(grads))
+					for i, v := range grads {
+						width := len(v) / ps[i].Grad.Dim(0)
+						for k := range v { // of rank 1, which compression does not change
+							row, col := float32(k/width%5-2), float32(k%width%7+it)
+							v[k] = row * (col + float32(g.Rank()))
+							want[i] = append(want[i], row*(col+0.5))
+						}
+					}
+					if it == bad {
+						spoil(g.Rank(), grads)
+					}
+					require.NoError(t, d.Begin(soon(t)))
+					backward(t, d, len(ps))
+					require.NoError(t, d.Finish(soon(t)))
+					finite := true
+					for i, v := range grads {
+						for k, x := range v {
+							finite = finite && x-x == 0
+							if it != bad {
+								require.InDelta(t, want[i][k], x, 1e-2, "iteration %d, element %d of gradient %d", it, k, i)
+							}
+						}
+						bits := make([]uint32, len(v)) // NaN is not equal to itself
+						for k, x := range v {
+							bits[k] = math.Float32bits(x)
+						}
+						all, err := pg.AllGatherSlice(soon(t), g, bits)
+						require.NoError(t, err)
+						require.Equal(t, all[:len(v)], all[len(v):], "iteration %d", it)
+					}
+					require.Equal(t, it != bad, finite, "iteration %d", it)
+				}
+			})
+		})
+	}
 }
 
 func TestPowerSGDRefuses(t *testing.T) {

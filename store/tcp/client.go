@@ -263,11 +263,19 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 
 // joinable connects to a server that this rank may join, and returns the connection and a store over it.
 func (d dialer) joinable(ctx context.Context, limits Limits, opts Options) (*conn, *Store, error) {
+	var last error
+	// said returns the error of the try before if the time has ended meanwhile, because it says more.
+	said := func(err error) error {
+		if ctx.Err() != nil && last != nil {
+			return last
+		}
+		return err
+	}
 	for {
 		try := d
 		c, err := try.dialRetry(ctx)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, said(err)
 		}
 		try.plain, try.progress = c.dialect != native, nil
 		s := newStore(try, limits, c)
@@ -282,8 +290,9 @@ func (d dialer) joinable(ctx context.Context, limits Limits, opts Options) (*con
 		if err == nil {
 			err = errLeft
 		} else if !errors.Is(err, ErrDisconnected) { // else it is ending
-			return nil, nil, err
+			return nil, nil, said(err)
 		}
+		last = err
 		d.progress.tried(err)
 		select {
 		case <-time.After(leftPause):

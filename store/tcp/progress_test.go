@@ -48,6 +48,23 @@ func ends(t *testing.T, done <-chan error) error {
 	}
 }
 
+// outOfTime returns the error of a New whose time ends once its log has said why it waits.
+func outOfTime(t *testing.T, addr string, o Options, why string) error {
+	t.Helper()
+	var log waitingtest.Log
+	o.Logger = log.Logger()
+	ctx := expiring{soon(t), make(chan struct{})}
+	done := go1(func() error {
+		_, err := New(ctx, addr, o)
+		return err
+	})
+	says(t, &log, why)
+	ctx.expire()
+	err := ends(t, done)
+	require.ErrorIs(t, err, store.ErrTimeout)
+	return err
+}
+
 // failed returns how a New ends whose context ends now.
 func failed(t *testing.T, cancel context.CancelFunc, done <-chan error) error {
 	cancel()
@@ -198,8 +215,7 @@ func TestSilentPort(t *testing.T) {
 	ln, err := net.Listen("tcp", local)
 	require.NoError(t, err)
 	defer ln.Close()
-	_, err = New(t.Context(), ln.Addr().String(), Options{Timeout: 100 * time.Millisecond})
-	require.ErrorIs(t, err, store.ErrTimeout)
+	err = outOfTime(t, ln.Addr().String(), Options{}, "accepts connections but does not answer")
 	require.ErrorContains(t, err, "it is no TCPStore, or its process has stopped")
 }
 
@@ -216,7 +232,7 @@ func TestServiceThatCloses(t *testing.T) {
 			c.Close()
 		}
 	})
-	_, err = New(t.Context(), ln.Addr().String(), Options{Timeout: time.Second})
+	err = outOfTime(t, ln.Addr().String(), Options{}, "is no TCPStore, or is ending")
 	require.ErrorContains(t, err, "is no TCPStore, or is ending")
 	ln.Close()
 	await(t, closed)

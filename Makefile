@@ -14,16 +14,13 @@ SIZES    ?= 4,1K,64K,1M,16M
 PYTHON   ?= /usr/bin/python3
 TESTARGS ?=
 PACKAGES ?= ./...
-RERUNS   ?= 0
 INTEROP  ?=
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
 
-# go test, and then the tests that failed or were skipped, with their reasons. With RERUNS, up to
-# three tests that failed run again. After a data race, a panic or a fourth failure none does.
-TEST = $(GO) run $(GOTESTSUM) --format standard-quiet --rerun-fails=$(RERUNS) --rerun-fails-max-failures=3 \
-  --rerun-fails-run-root-test --rerun-fails-abort-on-data-race --packages "$(PACKAGES)" -- -timeout $(TIMEOUT)
+# go test, and then the tests that failed or were skipped, with their reasons.
+TEST = $(GO) run $(GOTESTSUM) --format standard-quiet --packages "$(PACKAGES)" -- -timeout $(TIMEOUT)
 
 # Everything must compile on VETTED with its tests, and on TYPECHECKED. 386 finds numbers that do not fit
 # an int of 32 bits, Windows finds uses of Unix. To compile for one more platform takes minutes, because the

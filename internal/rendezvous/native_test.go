@@ -97,8 +97,9 @@ func TestNativeFails(t *testing.T) {
 // TestNativeOutOfTime: the native wire notices the end of time later than the meeting. Its error
 // counts, which names the rank that did not connect.
 func TestNativeOutOfTime(t *testing.T) {
+	t.Parallel()
 	out := start(context.Background(), store.NewHash(), 3, func(c *Config) {
-		c.Generation, c.Timeout = G2, 200*time.Millisecond
+		c.Generation, c.Timeout = G2, 5*time.Second
 		c.Native = &Native{Connect: func(ctx context.Context, _ [][]byte) (transport.Mesh, error) {
 			<-ctx.Done()
 			<-time.After(20 * time.Millisecond)
@@ -127,7 +128,7 @@ func TestF32FailuresAreTold(t *testing.T) {
 		{"an address is unusable", patience, transport.FaultMismatch, 2, "rank 2 published 10 bytes, which is not the form of a Gloo address", func(t *testing.T, st store.Store, _ func()) {
 			require.NoError(t, st.Set(t.Context(), "2", []byte("no address")))
 		}},
-		{"a rank does not come", 3 * time.Second, transport.FaultTimeout, 2, "rank 2 published no address within", func(*testing.T, store.Store, func()) {}},
+		{"a rank does not come", 5 * time.Second, transport.FaultTimeout, 2, "rank 2 published no address within", func(*testing.T, store.Store, func()) {}},
 	} {
 		for _, gen := range []Generation{G1, G2} {
 			t.Run(fmt.Sprint(tc.name, ", ", gen), func(t *testing.T) {

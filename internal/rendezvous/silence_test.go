@@ -97,6 +97,7 @@ func TestSilentRanksAreNamed(t *testing.T) {
 		{"never came", []int{3}, "rank 3 published no address within"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			st := store.NewHash()
 			defer st.Close()
 			for r := 1; r < 3; r++ { // they listen at a greater address, so they are to connect
@@ -106,7 +107,7 @@ func TestSilentRanksAreNamed(t *testing.T) {
 			}
 			m := &asked{silent: c.silent}
 			o := <-start(t.Context(), st, 4, func(c *Config) {
-				c.Generation, c.Meeting, c.Timeout = G2, m, 300*time.Millisecond
+				c.Generation, c.Meeting, c.Timeout = G2, m, 5*time.Second
 				c.Address = netip.MustParseAddr("127.0.0.1")
 			}, 0)
 			var e *Error

@@ -83,7 +83,7 @@
 // Coordinates travel as distances of one to eight bytes, or as one bit for each possible coordinate,
 // whichever is shorter. Values at one coordinate are added in rank order, or exactly with SumsExact.
 // The dense form adds as an all_reduce of a dense tensor does, and its sum of -0 is 0. A rank
-// allocates at most 256 MiB for data that a peer announces. Beyond that, memory grows with the data
+// allocates at most 256 MiB for data that peers announce, on every wire. Beyond that, memory grows with the data
 // that has arrived. BenchmarkSparse compares the forms.
 //
 // # Copies

@@ -3,8 +3,10 @@ package gloo
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -79,7 +81,7 @@ func (w *sparseWork) runGloo(ctx context.Context, mine *tensor.Tensor) error {
 		row *= d
 	}
 	// Ranks coalesce first, so no rank has more entries than there are coordinates. No product
-	// below overflows an int64.
+	// below overflows an int64, because the bytes of the dense tensor fit an int.
 	most := int64(1)
 	for _, d := range shape[:s] {
 		most *= int64(d)
@@ -87,7 +89,7 @@ func (w *sparseWork) runGloo(ctx context.Context, mine *tensor.Tensor) error {
 	most = min(most, maxEntries)
 	nnz := make([]int, size)
 	indexBytes, valueBytes := make([]int64, size), make([]int64, size)
-	entries := 0
+	left, announced := int64(math.MaxInt), int64(0) // bytes of all ranks, and of the others
 	for r := range size {
 		theirs := all[r*len(meta) : (r+1)*len(meta)]
 		for i := range 2 * maxSparseDims {
@@ -99,36 +101,40 @@ func (w *sparseWork) runGloo(ctx context.Context, mine *tensor.Tensor) error {
 		if n < 0 || n > most {
 			return w.host.mismatch(r, fmt.Errorf("rank %d announces %d entries, of at most %d", r, n, most))
 		}
-		nnz[r] = int(n)
-		entries += int(n)
 		indexBytes[r], valueBytes[r] = n*int64(s)*8, n*int64(row)
+		for _, more := range []int64{indexBytes[r], valueBytes[r]} {
+			if more > left {
+				return w.host.mismatch(r, fmt.Errorf("rank %d announces %d entries: with those of the ranks before it this rank cannot address them", r, n))
+			}
+			left -= more
+			if r != w.host.rank {
+				announced += more
+			}
+		}
+		nnz[r] = int(n)
 	}
-	indices := make([]int64, entries*s)
-	if err := w.host.AllGatherVBytes(ctx, bytesOf(indices), mine.Indices().Bytes(), indexBytes); err != nil {
-		return err
-	}
-	values, err := tensor.New(mine.DType(), append([]int{entries}, shape[s:]...)...)
+	grows := announced > window
+	indices, err := w.gather(mine.Indices().Bytes(), indexBytes, grows)
 	if err != nil {
 		return err
 	}
-	if err := w.host.AllGatherVBytes(ctx, values.Bytes(), mine.Values().Bytes(), valueBytes); err != nil {
+	values, err := w.gather(mine.Values().Bytes(), valueBytes, grows)
+	if err != nil {
 		return err
 	}
 	parts := make([]*tensor.Tensor, size)
-	first := 0
 	for r, n := range nnz {
-		it, err := tensor.Of(indices[first*s:(first+n)*s], s, n)
+		it, err := tensor.FromBytes(tensor.Int64, indices[r], s, n)
 		if err != nil {
 			return err
 		}
-		vt, err := values.Slice(0, first, first+n)
+		vt, err := tensor.FromBytes(mine.DType(), values[r], append([]int{n}, shape[s:]...)...)
 		if err != nil {
 			return err
 		}
 		if parts[r], err = tensor.Sparse(it, vt, shape...); err != nil {
 			return w.host.mismatch(r, fmt.Errorf("entries of rank %d: %w", r, err))
 		}
-		first += n
 	}
 	sum, err := tensor.SumSparse(parts...)
 	if err != nil {
@@ -136,6 +142,55 @@ func (w *sparseWork) runGloo(ctx context.Context, mine *tensor.Tensor) error {
 	}
 	after(w.red, sum.Values().Bytes())
 	return w.set(sum.Indices(), sum.Values())
+}
+
+// gather returns every rank's block of counts[r] bytes. With grows it takes memory for another rank's block
+// only as that arrives.
+func (w *sparseWork) gather(mine []byte, counts []int64, grows bool) ([][]byte, error) {
+	e := w.host.engine
+	if !grows {
+		all, err := fresh(int(totalOf(counts)), 1)
+		if err != nil {
+			return nil, err
+		}
+		return split(all, counts), e.session.route.allGatherV(e, all, mine, counts)
+	}
+	blocks := make([][]byte, len(counts))
+	blocks[w.host.rank] = mine
+	return blocks, e.onSlot(prefixAllGather, func() error { return e.gatherGrowing(blocks, counts) })
+}
+
+// gatherGrowing sends the messages of plan.AllGatherV. blocks has this rank's.
+func (e *engine) gatherGrowing(blocks [][]byte, counts []int64) error {
+	if totalOf(counts) == 0 {
+		return nil
+	}
+	rank, size := e.session.rank, e.session.size
+	g := &e.main
+	g.begin(&plan.Plan{Requests: 2}, e.slot, nil, nil, nil)
+	recv, send := g.reqs[0], g.reqs[1]
+	for i := range size - 1 {
+		out := (rank - i + size) % size
+		in := (out - 1 + size) % size
+		recv.Peer, recv.Slot, recv.Grows = (rank-1+size)%size, e.slot, int(counts[in])
+		send.Peer, send.Slot, send.Buf = (rank+1)%size, e.slot, blocks[out]
+		g.busy[0], g.busy[1] = true, true
+		e.mesh.Recv(recv)
+		e.mesh.Send(send)
+		for k, r := range g.reqs[:2] {
+			e.wait(r)
+			g.busy[k] = false
+			if r == recv {
+				blocks[in] = r.Buf
+			}
+			r.Buf, r.Grows = nil, 0
+			if err := r.Err(); err != nil {
+				e.drain()
+				return e.session.failed(e.mesh, &e.op.called, r, err)
+			}
+		}
+	}
+	return nil
 }
 
 // set gives all tensors the result, the first one without a copy.

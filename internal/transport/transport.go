@@ -111,6 +111,11 @@ type Request struct {
 	Slot uint64
 	Buf  []byte
 
+	// Grows, if not 0, makes a Recv take so many bytes into memory that grows as they arrive. It is
+	// for lengths that a peer has chosen. Buf is nil in the post, and the message at the end. Only
+	// meshes of package wire know it.
+	Grows int
+
 	// Owner, if not nil, is told of the end instead of Done.
 	Owner Owner
 
@@ -162,6 +167,9 @@ func NewRequest() *Request {
 
 // Init makes the zero Request ready to be posted. One that has an Owner needs no Init.
 func (r *Request) Init() { r.done = make(chan struct{}, 1) }
+
+// Len returns how many bytes the request sends or receives.
+func (r *Request) Len() int { return max(len(r.Buf), r.Grows) }
 
 // Complete ends the request. Only the mesh calls it, once for each post.
 func (r *Request) Complete(err error) {

@@ -29,6 +29,9 @@ const (
 	// gatherMessages bounds the buffers of one writev, of which Linux takes 1024.
 	gatherMessages = 256
 
+	// growBytes is what a receive with Grows allocates before a byte has come.
+	growBytes = 1 << 20
+
 	// keepQueue is the longest queue that is kept for reuse once it is empty.
 	keepQueue = 4096
 )
@@ -81,7 +84,7 @@ type item struct {
 func (it item) hasRequest() bool { return it.req != nil }
 
 func notification(opcode uint64, r *transport.Request) item {
-	return item{h: header{nbytes: headerLen, opcode: opcode, slot: r.Slot, length: uint64(len(r.Buf))}}
+	return item{h: header{nbytes: headerLen, opcode: opcode, slot: r.Slot, length: uint64(r.Len())}}
 }
 
 // chooser is a connection that stands for another one. Chosen returns the other one, to which
@@ -179,7 +182,7 @@ func (p *pair) answer(r *transport.Request, length uint64) {
 
 // checkOffer compares r with the SEND_READY that it has matched.
 func (p *pair) checkOffer(r *transport.Request, length uint64) *transport.Fault {
-	if n := uint64(len(r.Buf)); n != length {
+	if n := uint64(r.Len()); n != length {
 		return p.mismatch(&transport.SizeError{Peer: p.Rank, Slot: r.Slot, Want: n, Got: length})
 	}
 	return nil
@@ -588,7 +591,11 @@ func (p *pair) onData(h header, in *bufio.Reader) error {
 	if err != nil {
 		return err
 	}
-	err = p.fill(r.Buf, in)
+	if r.Grows > 0 {
+		err = p.fillGrowing(r, in)
+	} else {
+		err = p.fill(r.Buf, in)
+	}
 	p.filling.Store(false)
 	if err == nil {
 		r.Complete(nil)
@@ -620,6 +627,19 @@ func (p *pair) fill(b []byte, in *bufio.Reader) error {
 	return nil
 }
 
+// fillGrowing is fill for memory that is at most twice as long as what has come, and growBytes.
+func (p *pair) fillGrowing(r *transport.Request, in *bufio.Reader) error {
+	for have := 0; have < r.Grows; have = len(r.Buf) {
+		longer := make([]byte, have+min(max(have, growBytes), r.Grows-have))
+		copy(longer, r.Buf)
+		r.Buf = longer
+		if err := p.fill(longer[have:], in); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // claim takes the receive for a DATA out of its slot.
 func (p *pair) claim(h header) (*transport.Request, error) {
 	m := p.m
@@ -634,7 +654,7 @@ func (p *pair) claim(h header) (*transport.Request, error) {
 	}
 	r := s.recvs.Pop()
 	p.tidy(s)
-	if n := uint64(len(r.Buf)); n != h.length {
+	if n := uint64(r.Len()); n != h.length {
 		p.Stranded.Push(r)
 		return nil, p.mismatch(&transport.SizeError{Peer: p.Rank, Slot: h.slot, Want: n, Got: h.length})
 	}

@@ -1,8 +1,11 @@
 package wire
 
 import (
+	"bytes"
 	"context"
+	"math"
 	"net"
+	"runtime"
 	"testing"
 	"time"
 
@@ -173,4 +176,40 @@ func TestCheckFirst(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// TestGrows: a receive with Grows takes memory for what has come, not for what was announced.
+func TestGrows(t *testing.T) {
+	grows := func(m *Mesh, n int) *transport.Request {
+		r := req(1, 7, nil)
+		r.Grows = n
+		m.Recv(r)
+		return r
+	}
+	for _, n := range []int{1, growBytes, growBytes + 1, 5*growBytes + 3} {
+		ms := group(t, 2)
+		message := make([]byte, n)
+		for i := range message {
+			message[i] = byte(i ^ i>>8)
+		}
+		r := grows(ms[0], n)
+		require.NoError(t, wait(t, send(ms[1], 0, 7, message)))
+		require.NoError(t, wait(t, r))
+		require.True(t, bytes.Equal(message, r.Buf))
+	}
+	ms := group(t, 2)
+	r := grows(ms[0], 3)
+	send(ms[1], 0, 7, make([]byte, 4))
+	require.ErrorContains(t, wait(t, r), "sent 4 bytes on slot 0x7 where 3 were expected")
+
+	m, peer := alone(t)
+	var before, now runtime.MemStats
+	runtime.ReadMemStats(&before)
+	const n = math.MaxInt - 100
+	r = grows(m, n)
+	put(t, peer, note(opSendReady, 7, n), data(7, n), make([]byte, growBytes+1))
+	peer.Close()
+	require.Equal(t, transport.FaultPeerDied, faultOf(t, r).Kind)
+	runtime.ReadMemStats(&now)
+	require.Less(t, now.TotalAlloc-before.TotalAlloc, uint64(16*growBytes))
 }

@@ -108,7 +108,7 @@ type Job struct {
 	Stdout, Stderr io.Writer // what the ranks print; nil discards. The agent uses them from one goroutine at a time
 	Color          bool      // colour the prefixes
 	NoPrefix       bool      // pass output on byte by byte
-	LogDir         string    // if set, rank k's output goes to the file rank<k>.log there, and the error file of a failed one to rank<k>.error.json
+	LogDir         string    // if set, rank k's output goes to the file rank<k>.log there, and the error file of a failed one to rank<k>.error.json; those of an earlier run are removed
 	Tee            bool      // with LogDir, also to Stdout and Stderr
 
 	Signals <-chan os.Signal                 // passed on to the ranks
@@ -354,6 +354,9 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 		return nil, err
 	}
 	defer a.part()
+	if err := a.clearLogs(); err != nil {
+		return nil, err
+	}
 	if err := a.nameSecrets(); err != nil {
 		return nil, err
 	}
@@ -822,7 +825,7 @@ func (a *agent) failure(x exit) Failure {
 	f.Message = readErrorFile(x.rank.errorFile)
 	f.Blames = readBlame(x.rank.blameFile)
 	if f.Message != "" && a.LogDir != "" {
-		f.ErrorFile = filepath.Join(a.LogDir, fmt.Sprintf("rank%d.error.json", f.Rank))
+		f.ErrorFile = filepath.Join(a.LogDir, errorName(f.Rank))
 		if err := os.Rename(x.rank.errorFile, f.ErrorFile); err != nil {
 			a.Logf("keeping the error file of rank %d: %v", f.Rank, err)
 			f.ErrorFile = ""
@@ -843,6 +846,28 @@ func (a *agent) stateOf(r *rank) Failure {
 	}
 	return f
 }
+
+// clearLogs removes the error files of an earlier run from the log directory: those of this node's ranks, and those of
+// ranks that this job does not have. Log files are begun anew.
+func (a *agent) clearLogs() error {
+	if a.LogDir == "" {
+		return nil
+	}
+	old, err := os.ReadDir(a.LogDir)
+	for _, f := range old {
+		var rank int
+		if _, no := fmt.Sscanf(f.Name(), "rank%d.error.json", &rank); no != nil || f.Name() != errorName(rank) {
+			continue
+		}
+		if mine := rank >= a.base && rank < a.base+a.Procs; mine || rank >= max(a.size, a.Most) {
+			err = errors.Join(err, os.Remove(filepath.Join(a.LogDir, f.Name())))
+		}
+	}
+	return err
+}
+
+// errorName is the name of a rank's error file in the log directory.
+func errorName(rank int) string { return fmt.Sprintf("rank%d.error.json", rank) }
 
 func (a *agent) logFile(rank int) string {
 	return filepath.Join(a.LogDir, fmt.Sprintf("rank%d.log", rank))

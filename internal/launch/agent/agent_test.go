@@ -87,6 +87,36 @@ func TestRunContext(t *testing.T) {
 	require.Zero(t, s.Restarts)
 }
 
+// TestRunClearsErrorFiles: a log directory has error files of this run alone.
+func TestRunClearsErrorFiles(t *testing.T) {
+	j := sh(2, "true")
+	j.LogDir = t.TempDir()
+	for _, name := range []string{"rank0.error.json", "rank7.error.json", "rank1.error.json.old", "rankx.error.json"} {
+		require.NoError(t, os.WriteFile(filepath.Join(j.LogDir, name), []byte("{}"), 0o666))
+	}
+	s, err := Run(t.Context(), j)
+	require.NoError(t, err)
+	require.True(t, s.OK)
+	left, err := os.ReadDir(j.LogDir)
+	require.NoError(t, err)
+	var names []string
+	for _, f := range left {
+		names = append(names, f.Name())
+	}
+	require.Equal(t, []string{"rank0.log", "rank1.error.json.old", "rank1.log", "rankx.error.json"}, names)
+
+	// The other node of a job, whose ranks are 0 and 1, may have written there already.
+	a := &agent{Job: Job{LogDir: j.LogDir, Procs: 2}, base: 2, size: 4}
+	for rank := range 5 {
+		require.NoError(t, os.WriteFile(filepath.Join(j.LogDir, errorName(rank)), []byte("{}"), 0o666))
+	}
+	require.NoError(t, a.clearLogs())
+	for rank := range 5 {
+		_, err := os.Stat(filepath.Join(j.LogDir, errorName(rank)))
+		require.Equal(t, rank < 2, err == nil, rank)
+	}
+}
+
 type writerFunc func([]byte)
 
 func (f writerFunc) Write(p []byte) (int, error) { f(p); return len(p), nil }

@@ -209,7 +209,7 @@ func initGroup(ctx context.Context, o InitOptions, m *meeting) (*ProcessGroup, e
 		o.failed(cmp.Or(o.Name, "0"), m.env.Rank, m.env.Size, err)
 		return nil, err
 	}
-	from := origin{job: m.job, tls: o.TLS, hosted: -1}
+	from := origin{job: m.job, attempt: m.env.RestartCount, tls: o.TLS, hosted: -1}
 	if t, ok := st.(*tcp.Store); ok {
 		from.seen = m.seenIn(t)
 		from.hosts = t.Server() != nil

@@ -284,13 +284,15 @@ func TestRecorderAllocates(t *testing.T) {
 	}
 }
 
-// TestTraceVariable: Init takes the prefix from C10D_TRACE, and SIGUSR1 makes the rank write its file.
+// TestTraceVariable: Init takes the prefix from C10D_TRACE, and SIGUSR1 makes the rank write its file, which names the
+// run and the attempt.
 func TestTraceVariable(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("no SIGUSR1")
 	}
 	prefix := filepath.Join(t.TempDir(), "rank_")
 	t.Setenv(pg.TraceVariable, prefix)
+	t.Setenv("TORCHELASTIC_RESTART_COUNT", "2")
 	g, err := pg.Init(t.Context(), "file://"+filepath.Join(t.TempDir(), "store"), pg.InitOptions{Size: 1})
 	require.NoError(t, err)
 	defer g.Close()
@@ -298,7 +300,7 @@ func TestTraceVariable(t *testing.T) {
 	require.NoError(t, exec.Command("kill", "-USR1", strconv.Itoa(os.Getpid())).Run())
 	require.Eventually(t, func() bool {
 		f, err := trace.ReadFile(prefix + "0")
-		return err == nil && len(f.Entries) == 1
+		return err == nil && len(f.Entries) == 1 && f.Run != "" && f.Attempt == 2
 	}, 20*time.Second, time.Millisecond)
 }
 

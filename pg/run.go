@@ -18,9 +18,10 @@ import (
 
 // origin is what Init knows of a job beyond its store.
 type origin struct {
-	job string      // the launcher's name for it, "" if there is none
-	v1  store.Store // where ranks of PyTorch up to 2.0 have their keys; nil if in the same place as others
-	tls *tls.Config // for backends that have none of their own; nil is none
+	job     string      // the launcher's name for it, "" if there is none
+	attempt int         // how often the launcher has restarted it
+	v1      store.Store // where ranks of PyTorch up to 2.0 have their keys; nil if in the same place as others
+	tls     *tls.Config // for backends that have none of their own; nil is none
 
 	// hosts says that this process hosts the store, which therefore has nothing of an earlier run.
 	hosts bool

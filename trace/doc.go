@@ -14,18 +14,28 @@
 //
 //	C10D_TRACE=/tmp/job/rank_ c10d run -n 4 -- ./train
 //	kill -USR1 PID                # of a rank
-//	c10d trace /tmp/job/rank_*    # who was late, and a file for ui.perfetto.dev
+//	c10d trace /tmp/job/rank*     # who was late, and a file for ui.perfetto.dev
+//
+// Wait of a failed operation returns when the file is written, and so does Close. Both wait for at most two seconds.
+// If the file cannot be written, a line in the log says why.
+//
+// A dump names its run, the launcher's name for the job, and how often the launcher has restarted it. The newest file of
+// a rank has the plain name. When a run finds one of an earlier run, it renames that: rank_3 of run 5e1c09aa, attempt 0,
+// becomes rank.5e1c09aa.0.3. So PyTorch's analyzer, which takes all files with "rank_" in their names, does not read it.
+// It reads the earlier run with -p rank.5e1c09aa.0. instead. c10d trace and Runs separate the dumps of different runs.
 //
 // After an elastic change a process can have another rank. Its dump names all ranks by the numbers that they keep
 // in all epochs (pg.View), which are their ranks in the first one.
 //
 // The file is in the format of PyTorch's flight recorder, version 2.10. The analyzer of PyTorch 2.11
-// reads it: torchfrtrace /tmp/job -p rank_
+// reads it: torchfrtrace /tmp/job -p rank_. It mixes the runs of files that a larger job has left. Give it what
+// c10d trace -torch writes of the last run then.
 //
 // # Differences from PyTorch's flight recorder
 //
 // Entries have stack frames only with Options.Stacks, or C10D_TRACE_STACKS=1. A failed operation is retired and not
-// completed, as there, and has its error in the additional key "error". Each group's status has the group's name in the
+// completed, as there, and has its error in the additional key "error". A dump has the additional keys "rank",
+// "host_name", "run", "job" and "attempt". Each group's status has the group's name in the
 // additional key "name". The sizes of several tensors of one shape are one size, with the number of tensors as first
 // dimension.
 //
@@ -36,7 +46,7 @@
 // scheduled, and their groups have no names. c10d trace reads them. It also writes all dumps again so
 // that the analyzer takes them:
 //
-//	c10d trace -torch /tmp/fixed /tmp/job/rank_*
+//	c10d trace -torch /tmp/fixed /tmp/job/rank*
 //	torchfrtrace /tmp/fixed -p rank_
 //
 // # Cost

@@ -8,10 +8,12 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -21,26 +23,67 @@ import (
 const formatVersion = "2.10"
 
 // Dump writes the recorder's file, and returns its name: Options.Prefix and this rank's number, which it keeps
-// in all epochs. Another Dump replaces it.
+// in all epochs. Another Dump of the same run replaces it. A file of an earlier run, or of an earlier attempt, gets
+// another name: see package trace.
 func (r *Recorder) Dump() (string, error) {
 	if r.options.Prefix == "" {
 		return "", errors.New("trace: the recorder has no prefix: set C10D_TRACE or trace.Options.Prefix, or use WriteTo")
 	}
-	r.files.Lock()
-	defer r.files.Unlock()
-	data, number := r.marshal()
+	r.dumps.files.Lock()
+	defer r.dumps.files.Unlock()
+	data, number, run := r.marshal()
 	if number < 0 {
 		return "", errors.New("trace: this process has no rank yet: no group has begun")
 	}
 	name := r.options.Prefix + strconv.Itoa(number)
-	if err := os.MkdirAll(filepath.Dir(name), 0o777); err != nil {
-		return "", fmt.Errorf("trace: %w", err)
+	err := os.MkdirAll(filepath.Dir(name), 0o777)
+	if written := name + "\x00" + run; err == nil && r.dumps.written != written {
+		if err = keep(name, r.options.Prefix, number); err == nil {
+			r.dumps.written = written
+		}
 	}
-	if err := replace(name, data); err != nil {
-		return "", fmt.Errorf("trace: %w", err)
+	if err == nil {
+		err = replace(name, data)
+	}
+	if err != nil {
+		return "", fmt.Errorf("trace: dump %s cannot be written: %w", name, err)
 	}
 	return name, nil
 }
+
+// keep gives a dump of an earlier run another name, by its run and attempt. It does nothing if there is no file.
+func keep(name, prefix string, number int) error {
+	info, err := os.Lstat(name)
+	if err != nil || !info.Mode().IsRegular() {
+		return nil // replace says what is wrong
+	}
+	run, attempt := "", 0
+	if f, err := ReadFile(name); err == nil {
+		run, attempt = cmp.Or(short(f.Run), f.Job), f.Attempt
+	}
+	if run = unfit.ReplaceAllString(run, "-"); run == "" {
+		run = info.ModTime().UTC().Format("20060102T150405.000")
+	}
+	return os.Rename(name, earlier(prefix, run[:min(len(run), 64)], attempt)+strconv.Itoa(number))
+}
+
+// unfit are characters that a job's name can have, and that need not be in a file's name.
+var unfit = regexp.MustCompile(`[^A-Za-z0-9._-]`)
+
+// earlier is the prefix of the dumps of an earlier run: without the last character of prefix, so that PyTorch's
+// analyzer does not find prefix in the file's name, which it would take for one of the newest run.
+func earlier(prefix, run string, attempt int) string {
+	dir, base := filepath.Split(prefix)
+	_, last := utf8.DecodeLastRuneInString(base)
+	dot := "."
+	if strings.HasSuffix(base, dot) {
+		dot = "-"
+	}
+	return dir + base[:len(base)-last] + dot + run + dot + strconv.Itoa(attempt) + dot
+}
+
+// short is the part of a run's name that file names and reports show.
+func short(run string) string { return run[:min(len(run), 8)] }
 
 // replace writes a file so that a reader sees the last content or all of the new one. It does not follow a link that
 // somebody has put there.
@@ -63,17 +106,24 @@ func replace(name string, data []byte) error {
 
 // WriteTo writes a dump.
 func (r *Recorder) WriteTo(w io.Writer) (int64, error) {
-	data, _ := r.marshal()
+	data, _, _ := r.marshal()
 	n, err := w.Write(data)
 	return int64(n), err
 }
 
-// marshal returns a dump, and this rank's number, -1 if no group has begun.
-func (r *Recorder) marshal() ([]byte, int) {
+// marshal returns a dump of the newest run, this rank's number, -1 if no group has begun, and the run.
+func (r *Recorder) marshal() (data []byte, number int, run string) {
 	all, calls := r.snapshot()
-	number := -1
+	number = -1
 	var config, status dict
-	for _, g := range slices.SortedFunc(maps.Keys(calls), func(a, b *Group) int { return cmp.Compare(a.ID, b.ID) }) {
+	groups := slices.SortedFunc(maps.Keys(calls), func(a, b *Group) int { return cmp.Compare(a.ID, b.ID) })
+	var newest Member
+	if len(groups) > 0 {
+		newest = groups[len(groups)-1].Member
+	}
+	groups = slices.DeleteFunc(groups, func(g *Group) bool { return g.Run != newest.Run })
+	all = slices.DeleteFunc(all, func(o Operation) bool { return o.Group.Run != newest.Run })
+	for _, g := range groups {
 		if g.Rank >= 0 && g.Rank < len(g.Numbers) {
 			number = g.Numbers[g.Rank]
 		}
@@ -88,12 +138,12 @@ func (r *Recorder) marshal() ([]byte, int) {
 	host, _ := os.Hostname()
 	d := dict{
 		{"version", formatVersion}, {"pg_config", config}, {"pg_status", status}, {"entries", entries},
-		{"host_name", host},
+		{"host_name", host}, {"run", newest.Run}, {"job", newest.Job}, {"attempt", int64(newest.Attempt)},
 	}
 	if number >= 0 { // else ReadFile takes the number of the file's name
 		d = append(d, pair{"rank", int64(number)})
 	}
-	return append(pickle([]byte{opProto, 2}, d), opStop), number
+	return append(pickle([]byte{opProto, 2}, d), opStop), number, newest.Run
 }
 
 // describe returns the description, as PyTorch has it where there is none.

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"cmp"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -24,6 +25,15 @@ type Member struct {
 
 	Prompt bool // calls return soon, and are recorded when the backend has them: see backend.Prompt
 
+	// Run is a name that all ranks of a run share and no other run has; "" if there is none, as with PyTorch ranks in the
+	// job. Job is the launcher's name for the job, and Attempt how often the launcher has restarted it. Dumps have them.
+	Run     string
+	Job     string
+	Attempt int
+
+	// Logger gets a line if the dump of the failed group cannot be written. Nil means slog.Default().
+	Logger *slog.Logger
+
 	// Explain describes the backends. Probe asks their other ranks how far they are, for at most half
 	// a second. Both may be nil. Probe may be called as long as the rank is in the group, and while it
 	// leaves.
@@ -39,7 +49,7 @@ type Group struct {
 	routes map[way][]route
 
 	// Each call needs these, and nothing else of the group: a cache line, as in Recorder.
-	_              [40]byte
+	_              [56]byte
 	recorder       *Recorder
 	blocks, prompt bool   // Member's
 	collectives    uint64 // called so far, as messages; guarded by recorder.lock, as what follows
@@ -106,15 +116,16 @@ func (g *Group) Calls() (collectives, messages uint64) {
 	return g.collectives, g.messages
 }
 
-// Leave ends the recording of a group. What is recorded stays.
+// Leave ends the recording of a group. What is recorded stays. It waits for a dump that is being written, as Settle does.
 func (g *Group) Leave() {
 	if g == nil {
 		return
 	}
 	r := g.recorder
 	r.lock.Lock()
-	defer r.lock.Unlock()
 	r.groups = slices.DeleteFunc(r.groups, func(x *Group) bool { return x == g })
+	r.lock.Unlock()
+	r.Settle()
 }
 
 // route returns how the group does an operation. See Operation.Route.

@@ -13,6 +13,9 @@ import (
 
 // Job is the dumps of a job's ranks, merged.
 type Job struct {
+	Run     string     `json:"run,omitempty"`     // as File.Run
+	Name    string     `json:"job,omitempty"`     // as File.Job
+	Attempt int        `json:"attempt,omitempty"` // as File.Attempt
 	Ranks   []int      `json:"ranks"`             // that have a dump
 	Missing []int      `json:"missing,omitempty"` // members of groups without a dump
 	Stuck   []Stuck    `json:"stuck,omitempty"`
@@ -20,6 +23,7 @@ type Job struct {
 	Blame   []RankLate `json:"blame,omitempty"`
 	Shifts  []Shift    `json:"shifts,omitempty"`
 
+	said    string // the run, for people; "" if the dumps do not name it
 	files   []*File
 	members map[string][]int
 }
@@ -65,12 +69,71 @@ type callKey struct {
 	number int64
 }
 
-// Merge compares the dumps of a job's ranks.
+// run returns the run of a dump, "" if it does not say it.
+func (f *File) run() string {
+	if f.Run == "" && f.named {
+		return fmt.Sprintf("attempt %d of job %q", f.Attempt, f.Job)
+	}
+	return f.Run
+}
+
+// said describes the run of a dump, for people.
+func (f *File) said() string {
+	var parts []string
+	if f.Run != "" {
+		parts = append(parts, "run "+short(f.Run))
+	}
+	if f.Job != "" || f.Attempt > 0 {
+		parts = append(parts, fmt.Sprintf("attempt %d", f.Attempt))
+	}
+	if f.Job != "" {
+		parts = append(parts, fmt.Sprintf("job %q", f.Job))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Runs separates dumps by their run, the one that began last at the end. A launcher that restarts a job begins a new
+// run. Dumps that do not name their run, as PyTorch's, belong to the only run that others name, or else are one of their
+// own.
+func Runs(files []*File) [][]*File {
+	by := make(map[string][]*File)
+	for _, f := range files {
+		by[f.run()] = append(by[f.run()], f)
+	}
+	if unnamed := by[""]; len(by) == 2 && unnamed != nil {
+		return [][]*File{slices.Clone(files)}
+	}
+	began := func(run []*File) (first time.Time) {
+		for _, f := range run {
+			for i := range f.Entries {
+				if c := f.Entries[i].Called; first.IsZero() || c.Before(first) {
+					first = c
+				}
+			}
+		}
+		return first
+	}
+	return slices.SortedFunc(maps.Values(by), func(a, b []*File) int {
+		return cmp.Or(began(a).Compare(began(b)), strings.Compare(a[0].Name, b[0].Name))
+	})
+}
+
+// Merge compares the dumps of a job's ranks in one run. Dumps of several runs are an error: Runs separates them.
 //
 // Clocks of hosts differ. If dumps name different hosts, Merge shifts the times of a host. It takes collectives
 // that no rank leaves before all have come, and the median of the differences between their ends.
 func Merge(files []*File) (*Job, error) {
 	j := &Job{files: slices.SortedFunc(slices.Values(files), func(a, b *File) int { return cmp.Compare(a.Rank, b.Rank) })}
+	if runs := Runs(j.files); len(runs) > 1 {
+		a, b := runs[len(runs)-2][0], runs[len(runs)-1][0]
+		return nil, fmt.Errorf("trace: %s is of %s, and %s of %s: give the dumps of one run", a.Name, cmp.Or(a.said(), "no known run"), b.Name, cmp.Or(b.said(), "no known run"))
+	}
+	for _, f := range j.files {
+		if f.run() != "" {
+			j.Run, j.Name, j.Attempt, j.said = f.Run, f.Job, f.Attempt, f.said()
+			break
+		}
+	}
 	j.members = make(map[string][]int)
 	for i, f := range j.files {
 		if i > 0 && j.files[i-1].Rank == f.Rank {
@@ -299,6 +362,9 @@ func (j *Job) Print(w io.Writer, n int) error {
 		}
 	}
 	b.WriteString("\n")
+	if j.said != "" {
+		b.WriteString(j.said + "\n")
+	}
 	if len(j.Missing) > 0 {
 		fmt.Fprintf(b, "no dump of ranks %s\n", list(j.Missing))
 	}

@@ -19,10 +19,18 @@ type File struct {
 	Groups  map[string][]int
 	Entries []Entry
 
+	// Run is a name that all ranks of a run share and no other run has. Job is the launcher's name for the job, and
+	// Attempt how often the launcher had restarted it. PyTorch's dumps do not say them, and Run is "" in a job with
+	// PyTorch ranks.
+	Run     string
+	Job     string
+	Attempt int
+
 	// Calls is how many collectives the rank has called, by group. PyTorch's dumps do not say it, nor do dumps for groups
 	// that the rank has left.
 	Calls map[string]int64
 
+	named bool           // the dump says its job and attempt
 	top   map[string]any // the dump itself
 	bytes int
 }
@@ -74,6 +82,10 @@ func parse(name string, data []byte) (*File, error) {
 	}
 	f := &File{Name: name, Groups: make(map[string][]int), Calls: make(map[string]int64), top: d, bytes: len(data)}
 	f.Host, _ = d["host_name"].(string)
+	f.Run, f.Job = text(d["run"]), text(d["job"])
+	if attempt, ok := d["attempt"].(int64); ok {
+		f.named, f.Attempt = true, int(attempt)
+	}
 	if rank, ok := d["rank"].(int64); ok {
 		f.Rank = int(rank)
 	} else if f.Rank, err = strconv.Atoi(lastNumber.FindString(name)); err != nil {

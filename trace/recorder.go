@@ -2,6 +2,7 @@ package trace
 
 import (
 	"cmp"
+	"log/slog"
 	"math"
 	"runtime"
 	"slices"
@@ -263,7 +264,7 @@ func (s *Shape) fits(t *tensor.Tensor) bool {
 // while it records. All methods may be called from many goroutines.
 type Recorder struct {
 	options Options
-	files   sync.Mutex // one Dump at a time
+	dumps   *dumps // nil in Off
 	dropped atomic.Uint64
 
 	// Guarded by lock, as what follows.
@@ -350,7 +351,7 @@ func New(o Options) *Recorder {
 	if o.Entries <= 0 {
 		o.Entries = DefaultEntries
 	}
-	r := &Recorder{options: o, stacked: o.Stacks}
+	r := &Recorder{options: o, stacked: o.Stacks, dumps: new(dumps)}
 	switch len(o.Observers) {
 	case 0:
 	case 1:
@@ -611,7 +612,12 @@ func (c *Call) Blocked(f func() error) error {
 	began := e.called
 	r.lock.Unlock()
 	err := work.ErrPanicked // unless f returns
-	defer func() { r.Ended(uint32(c.entry), 0, began, time.Since(work.Origin()), err) }()
+	defer func() {
+		r.Ended(uint32(c.entry), 0, began, time.Since(work.Origin()), err)
+		if err != nil {
+			r.Settle()
+		}
+	}()
 	err = f()
 	return err
 }
@@ -650,26 +656,78 @@ func (r *Recorder) Ended(token uint32, seq uint64, began, ended time.Duration, e
 	}
 }
 
-// failed writes the file of a recorder with a prefix, after the first failure of a group. It waits until the file is
-// written, because the program may end soon. It does not wait long: locks of a backend are held, and a file system may
-// hang.
+// dumps writes a recorder's file. After failures one goroutine does so. Ends of operations do not wait for it: they
+// hold locks of a backend, and a file system may hang.
+type dumps struct {
+	files   sync.Mutex // one Dump at a time
+	written string     // the file and the run of the last Dump; guarded by files
+
+	lock  sync.Mutex
+	asked bool          // a group has failed since the goroutine has begun its last file
+	done  chan struct{} // closed at the goroutine's end; nil if there is none
+	until time.Time     // how long others wait for it
+}
+
+// dumpLimit is how long Settle waits for the recorder's file. The file takes milliseconds.
+const dumpLimit = 2 * time.Second
+
+// failed has the file of a recorder with a prefix written, after the first failure of a group.
 func (r *Recorder) failed(g *Group) {
 	if r.options.Prefix == "" || !g.failed.CompareAndSwap(false, true) {
 		return
 	}
-	written := make(chan struct{})
-	go func() {
-		defer close(written)
-		_, _ = r.Dump() // the operation's error counts
-	}()
-	select {
-	case <-written:
-	case <-time.After(dumpLimit):
+	d := r.dumps
+	d.lock.Lock()
+	defer d.lock.Unlock()
+	d.asked = true
+	if d.done == nil {
+		d.done, d.until = make(chan struct{}), time.Now().Add(dumpLimit)
+		go r.write(g.Logger)
 	}
 }
 
-// dumpLimit is how long the end of an operation waits for the recorder's file. The file takes milliseconds.
-const dumpLimit = 2 * time.Second
+// write writes the file until no further group has failed meanwhile.
+func (r *Recorder) write(log *slog.Logger) {
+	if log == nil {
+		log = slog.Default()
+	}
+	late := time.AfterFunc(dumpLimit, func() {
+		log.Error("c10d: the dump of the last operations is not yet written: the file system does not answer", "prefix", r.options.Prefix, "waited", dumpLimit)
+	})
+	defer late.Stop()
+	d := r.dumps
+	asked := func() (again bool) {
+		d.lock.Lock()
+		defer d.lock.Unlock()
+		if again, d.asked = d.asked, false; !again {
+			close(d.done)
+			d.done = nil
+		}
+		return again
+	}
+	for asked() {
+		if _, err := r.Dump(); err != nil {
+			log.Error("c10d: no dump of the last operations", "err", err)
+		}
+	}
+}
+
+// Settle waits until the file is written that a failure has made necessary, for at most two seconds from its begin on.
+// Work.Wait of an operation that has failed calls it, because the program may end soon.
+func (r *Recorder) Settle() {
+	r.dumps.lock.Lock()
+	done, until := r.dumps.done, r.dumps.until
+	r.dumps.lock.Unlock()
+	if done == nil {
+		return
+	}
+	limit := time.NewTimer(time.Until(until))
+	defer limit.Stop()
+	select {
+	case <-done:
+	case <-limit.C:
+	}
+}
 
 // tellEnded tells the observers of an end, and gives the place back, also if one of them panics.
 func (r *Recorder) tellEnded(at int) {

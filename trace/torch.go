@@ -82,10 +82,14 @@ func (j *Job) torch(f *File) (dict, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dict{
+	d := dict{
 		{"version", text(f.top["version"])}, {"pg_config", config}, {"pg_status", status}, {"entries", entries},
 		{"rank", int64(f.Rank)}, {"host_name", f.Host},
-	}, nil
+	}
+	if f.named {
+		d = append(d, pair{"run", f.Run}, pair{"job", f.Job}, pair{"attempt", int64(f.Attempt)})
+	}
+	return d, nil
 }
 
 // copied makes a value of unpickle one that pickle takes. Budget is how many values and letters it may have: a

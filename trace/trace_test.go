@@ -123,7 +123,7 @@ func TestPythonReadsDumps(t *testing.T) {
 	if err != nil {
 		t.Skip("python3 is not installed")
 	}
-	data, _ := sample(t, 0).marshal()
+	data, _, _ := sample(t, 0).marshal()
 	const program = `import sys, json, pickle
 v = pickle.load(sys.stdin.buffer)
 assert type(v["entries"][0]["process_group"]) is tuple
@@ -267,7 +267,7 @@ func TestOverwritten(t *testing.T) {
 		for range sends {
 			add(other, work.Send, nil)
 		}
-		data, number := r.marshal()
+		data, number, _ := r.marshal()
 		require.Equal(t, rank, number)
 		f, err := parse("rank", data)
 		require.NoError(t, err)

@@ -49,9 +49,24 @@ type Work struct {
 	observer Observer // of state observed; nil once it has been told
 
 	// Written before state says that the operation has ended, and read afterwards.
-	err      *error // nil if it has succeeded
+	err      *failure // nil if it has succeeded
 	result   **tensor.Tensor
 	duration time.Duration // less than 0 if it never began to wait: then minus the time of its end since base
+}
+
+// failure is the error of an operation, and the observer that was told of it while locks of the backend were held.
+type failure struct {
+	err  error
+	told Observer
+}
+
+// settler is an Observer that does something about a failure after it was told, see Observer.
+type settler interface{ Settle() }
+
+func settle(o Observer) {
+	if s, ok := o.(settler); ok {
+		s.Settle()
+	}
 }
 
 // runner runs an operation, see Promise.RunBy.
@@ -111,6 +126,9 @@ func (w *Work) Wait(ctx context.Context) error {
 				return &Error{Info: w.Info(), Peer: -1, Err: fmt.Errorf("stopped waiting, the operation goes on: %w", err)}
 			}
 		}
+	}
+	if w.state.Load() == failed {
+		settle(w.err.told)
 	}
 	return w.Err()
 }
@@ -172,7 +190,7 @@ func (w *Work) Err() error {
 	if w.state.Load() != failed {
 		return nil
 	}
-	return *w.err
+	return w.err.err
 }
 
 // polled returns the state, after the runner has looked whether the operation is done.
@@ -224,7 +242,8 @@ type Observer interface {
 	// Ended is called once: before the Work shows that it has ended, or from Observe, if that comes later. The
 	// times are since Origin.
 	// seq is that of Info. began is 0 if the operation never ran. Locks of the backend are held:
-	// Ended must return soon and must not call the Work, its group or its backend.
+	// Ended must return soon and must not call the Work, its group or its backend. If the Observer has a method
+	// Settle(), Wait of a failed operation calls it before it returns, without these locks.
 	Ended(token uint32, seq uint64, began, ended time.Duration, err error)
 }
 
@@ -249,6 +268,9 @@ func (w *Work) Observe(o Observer, token uint32) bool {
 	}
 	began, ended := w.times()
 	o.Ended(token, w.seq(), began, ended, w.Err())
+	if w.state.Load() == failed {
+		settle(o)
+	}
 	return true
 }
 
@@ -446,8 +468,10 @@ func (p *Promise) Complete(err error) bool {
 		if !errors.As(err, &have) {
 			err = &Error{Info: w.Info(), Peer: -1, Err: err}
 		}
-		kept := err // or each call would allocate err
-		w.err, end = &kept, failed
+		w.err, end = &failure{err: err}, failed
+		if was == observed {
+			w.err.told = w.observer
+		}
 	}
 	defer w.end(end) // also if the observer panics
 	if was == observed {

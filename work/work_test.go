@@ -438,6 +438,35 @@ func TestObserve(t *testing.T) {
 	require.ErrorAs(t, e.errs[1], &failed)
 }
 
+// settled is an Observer that counts how often it is asked to settle.
+type settled struct {
+	ends
+	n int
+}
+
+func (s *settled) Settle() { s.n++ }
+
+// TestSettle: Wait lets an observer of a failure finish what it does about it, and nothing else does.
+func TestSettle(t *testing.T) {
+	for _, err := range []error{nil, errors.New("broken")} {
+		var before, after settled
+		p := work.NewPromise(info)
+		p.Work().Observe(&before, 1)
+		p.Complete(err)
+		require.Zero(t, before.n)
+		_ = p.Work().Wait(t.Context())
+		q := work.NewPromise(info)
+		q.Complete(err)
+		q.Work().Observe(&after, 1)
+		want := 0
+		if err != nil {
+			want = 1
+		}
+		require.Equal(t, want, before.n)
+		require.Equal(t, want, after.n)
+	}
+}
+
 // TestSucceeded: it has what an observer is told, of operations that have succeeded only.
 func TestSucceeded(t *testing.T) {
 	p := work.NewPromise(info)

@@ -128,7 +128,7 @@
 // # Finding the late rank
 //
 //	C10D_TRACE=/tmp/job/rank_ c10d run -n 4 -- ./train
-//	c10d trace -o job.json /tmp/job/rank_*
+//	c10d trace -o job.json /tmp/job/rank*
 //
 // The first command makes each rank write its last operations to a file, when one fails or when the
 // rank gets SIGUSR1. The second one merges these files, and those of PyTorch's flight recorder. It

@@ -17,13 +17,13 @@ func init() {
 }
 
 func setupTrace(flags *flag.FlagSet) func(stdio, []string) (int, error) {
-	out := flags.String("o", "", "write a trace of all ranks for ui.perfetto.dev to this `file`")
-	torch := flags.String("torch", "", "write the dumps to this `directory` in the form that PyTorch's torchfrtrace takes, those of PyTorch's Gloo too")
+	out := flags.String("o", "", "write a trace of all ranks in the last run for ui.perfetto.dev to this `file`")
+	torch := flags.String("torch", "", "write the dumps of the last run to this `directory` in the form that PyTorch's torchfrtrace takes, those of PyTorch's Gloo too")
 	late := flags.Int("n", 10, "print the `n` latest calls")
-	asJSON := flags.Bool("json", false, "print the report as a JSON object")
+	asJSON := flags.Bool("json", false, "print the report as a JSON object, one for each run")
 	return func(std stdio, args []string) (int, error) {
 		if len(args) == 0 {
-			return 0, usagef("no dumps: give the files of all ranks, such as /tmp/job/rank_*")
+			return 0, usagef("no dumps: give the files of all ranks, such as /tmp/job/rank*")
 		}
 		if *late < 0 {
 			return 0, usagef("-n %d: there cannot be fewer than 0 calls", *late)
@@ -36,10 +36,15 @@ func setupTrace(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 			}
 			files = append(files, f)
 		}
-		j, err := trace.Merge(files)
-		if err != nil {
-			return 0, err
+		var jobs []*trace.Job
+		for _, run := range trace.Runs(files) {
+			j, err := trace.Merge(run)
+			if err != nil {
+				return 0, err
+			}
+			jobs = append(jobs, j)
 		}
+		j := jobs[len(jobs)-1]
 		if *out != "" {
 			if err := writeChrome(*out, j); err != nil {
 				return 0, err
@@ -50,12 +55,31 @@ func setupTrace(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 				return 0, err
 			}
 		}
-		if *asJSON {
-			e := json.NewEncoder(std.out)
-			e.SetIndent("", "  ")
-			return 0, e.Encode(j)
+		e := json.NewEncoder(std.out)
+		e.SetIndent("", "  ")
+		if len(jobs) > 1 && !*asJSON {
+			fmt.Fprintf(std.out, "The dumps are of %d runs, which are not compared.", len(jobs))
+			if *out != "" || *torch != "" {
+				fmt.Fprint(std.out, " The last one alone is written.")
+			}
+			fmt.Fprintln(std.out)
 		}
-		return 0, j.Print(std.out, *late)
+		for _, j := range jobs {
+			var err error
+			switch {
+			case *asJSON:
+				err = e.Encode(j)
+			default:
+				if len(jobs) > 1 {
+					fmt.Fprintln(std.out)
+				}
+				err = j.Print(std.out, *late)
+			}
+			if err != nil {
+				return 0, err
+			}
+		}
+		return 0, nil
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -13,7 +14,50 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
+	"github.com/c10d-go/c10d/trace"
+	"github.com/c10d-go/c10d/work"
 )
+
+type nobody struct{ backend.Backend }
+
+func (nobody) Name() string { return "nobody" }
+
+// TestTraceOfTwoRuns: dumps of different runs have reports of their own.
+func TestTraceOfTwoRuns(t *testing.T) {
+	dir := t.TempDir()
+	var dumps []string
+	for i, run := range []string{"first", "second"} {
+		name := filepath.Join(dir, "rank_"+strconv.Itoa(i))
+		r := trace.New(trace.Options{})
+		group := r.Join(trace.Member{Name: "0", Rank: i, Ranks: []int{0, 1}, Run: run})
+		var c trace.Call
+		c.Begin(group, nobody{}, work.AllReduce, nil, nil, -1, 0)
+		_, _ = c.Issued(work.Completed(work.Info{}, nil), nil)
+		f, err := os.Create(name)
+		require.NoError(t, err)
+		_, err = r.WriteTo(f)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		dumps = append(dumps, name)
+	}
+	var out, errs bytes.Buffer
+	require.Zero(t, dispatch(stdio{nil, &out, &errs}, append([]string{"trace", "-o", filepath.Join(dir, "job.json")}, dumps...)), errs.String())
+	require.True(t, strings.HasPrefix(out.String(), "The dumps are of 2 runs, which are not compared. The last one alone is written.\n\n1 dump of ranks 0\nrun first\n"), out.String())
+	require.Contains(t, out.String(), "\n\n1 dump of ranks 1\nrun second\n")
+	text, err := os.ReadFile(filepath.Join(dir, "job.json"))
+	require.NoError(t, err)
+	require.Equal(t, 1, bytes.Count(text, []byte(`"name":"all_reduce"`)))
+
+	out.Reset()
+	require.Zero(t, dispatch(stdio{nil, &out, &errs}, append([]string{"trace", "-json"}, dumps...)), errs.String())
+	var runs [2]struct{ Run string }
+	d := json.NewDecoder(&out)
+	for i := range runs {
+		require.NoError(t, d.Decode(&runs[i]))
+	}
+	require.Equal(t, "first", runs[0].Run)
+	require.Equal(t, "second", runs[1].Run)
+}
 
 // TestTrace merges the dumps of four ranks.
 func TestTrace(t *testing.T) {

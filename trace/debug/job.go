@@ -668,12 +668,14 @@ func (j *Job) dump(ctx context.Context) (report, dir string, err error) {
 		}
 		files = append(files, f)
 	}
-	merged, err := trace.Merge(files)
-	if err != nil {
-		return "", dir, errors.Join(append(errs, err)...)
-	}
 	var b bytes.Buffer
-	_ = merged.Print(&b, 10)
+	for _, run := range trace.Runs(files) { // more than one if a rank has called pg.Init again
+		merged, err := trace.Merge(run)
+		if err != nil {
+			return "", dir, errors.Join(append(errs, err)...)
+		}
+		_ = merged.Print(&b, 10)
+	}
 	return b.String(), dir, errors.Join(errs...)
 }
 

@@ -158,7 +158,7 @@ func TestInitURLs(t *testing.T) {
 		{name: "no URL", env: "RANK=%d WORLD_SIZE=3 " + master},
 		{name: "env, options win", url: "env://", env: "RANK=7 WORLD_SIZE=9 LOCAL_WORLD_SIZE=9 " + master, o: InitOptions{Size: 3}},
 		{name: "env, the URL wins", url: "env://?rank=%d", env: "RANK=7 WORLD_SIZE=3 " + master},
-		{name: "env, Slurm", url: "env://", env: "SLURM_PROCID=%d SLURM_NTASKS=3 SLURM_STEP_NODELIST=localhost SLURM_STEP_RESV_PORTS=" + port},
+		{name: "env, Slurm", url: "env://", env: "SLURM_PROCID=%d SLURM_NTASKS=3 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=localhost SLURM_STEP_RESV_PORTS=" + port},
 		{name: "tcp", url: "tcp://" + addr + "?rank=%d&world_size=3&use_libuv=0"},
 		{name: "tcp with options", url: "tcp://" + addr, o: InitOptions{Size: 3}},
 		{name: "tcp with options that agree", url: "tcp://" + addr + "?rank=%d&world_size=3", o: InitOptions{Size: 3}},

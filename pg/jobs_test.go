@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"sync"
 	"testing"
@@ -65,28 +66,76 @@ func sum(ctx context.Context, g *pg.ProcessGroup, job int) error {
 }
 
 // TestTwoMpiruns starts pairs of jobs at the same time on this host, as two users
-// would. -count=7 makes twenty pairs and more.
+// would. -count=7 makes twenty pairs and more of each launcher.
 func TestTwoMpiruns(t *testing.T) {
-	mpirun, err := exec.LookPath("mpirun")
-	if err != nil {
-		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
-			require.NoError(t, err, "C10D_REQUIRE_SERVICES is set")
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for name, programs := range map[string][]string{"Open MPI": {"mpirun.openmpi", "mpirun"}, "MPICH": {"mpiexec.hydra"}} {
+		t.Run(name, func(t *testing.T) {
+			mpirun, err := exec.LookPath(programs[0])
+			if err != nil {
+				mpirun, err = exec.LookPath(programs[len(programs)-1])
+			}
+			if err != nil {
+				if name == "Open MPI" && os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
+					require.NoError(t, err, "C10D_REQUIRE_SERVICES is set")
+				}
+				t.Skip(name, " is not installed: ", err)
+			}
+			twoJobs(t, mpirun, "-n", "2", self, "-test.run=^TestRank$", "-test.count=1")
+			if name == "MPICH" {
+				// A proxy for each of two hosts.
+				twoJobs(t, mpirun, "-launcher", "fork", "-hosts", "localhost,127.0.0.1", "-n", "2", "env", "MASTER_ADDR=127.0.0.1",
+					self, "-test.run=^TestRank$", "-test.count=1")
+				// A script of two programs.
+				twoJobs(t, mpirun, "-n", "2", "sh", "-c", `"$0" "$@" >/dev/null && "$0" "$@"`, self, "-test.run=^TestRank$", "-test.count=1")
+			}
+		})
+	}
+	t.Run("hydra's process", func(t *testing.T) {
+		if runtime.GOOS != "linux" {
+			t.Skip("the launcher's processes are found on Linux only")
 		}
-		t.Skip("mpirun is not installed: ", err)
+		proxy := filepath.Join(t.TempDir(), "hydra_pmi_proxy")
+		require.NoError(t, os.Symlink(self, proxy))
+		twoJobs(t, proxy, "-test.run=^TestHydraProxy$", "-test.count=1")
+	})
+}
+
+// TestHydraProxy is no test but a program that starts two ranks as hydra's does.
+func TestHydraProxy(t *testing.T) {
+	if filepath.Base(os.Args[0]) != "hydra_pmi_proxy" {
+		return
 	}
 	self, err := os.Executable()
 	require.NoError(t, err)
+	var ranks errgroup.Group
+	for r := range 2 {
+		ranks.Go(func() error {
+			cmd := exec.CommandContext(t.Context(), "sh", "-c", `"$0" -test.run=^TestRank$ -test.count=1; exit $?`, self)
+			cmd.Env = append(os.Environ(), "PMI_SIZE=2", "MPI_LOCALNRANKS=2", fmt.Sprint("PMI_RANK=", r), fmt.Sprint("MPI_LOCALRANKID=", r))
+			out, err := cmd.CombinedOutput()
+			os.Stdout.Write(out)
+			return err
+		})
+	}
+	require.NoError(t, ranks.Wait())
+}
+
+// twoJobs runs a command that starts a job of two ranks, three times two at once.
+func twoJobs(t *testing.T, command string, args ...string) {
+	t.Helper()
 	for pair := range 3 {
 		var all errgroup.Group
 		for job := range 2 {
 			all.Go(func() error {
 				ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
 				defer cancel()
-				cmd := exec.CommandContext(ctx, mpirun, "-n", "2", "--allow-run-as-root", "--oversubscribe",
-					self, "-test.run=^TestRank$", "-test.count=1")
-				// Two mpiruns that make Open MPI's folder under /tmp at the same moment
-				// fail by themselves.
-				cmd.Env = append(os.Environ(), jobVariable+"="+strconv.Itoa(job+1), "OMPI_MCA_orte_tmpdir_base="+t.TempDir())
+				cmd := exec.CommandContext(ctx, command, args...)
+				// Open MPI refuses root and more ranks than CPUs. Two mpiruns that make its folder
+				// under /tmp at the same moment fail by themselves.
+				cmd.Env = append(os.Environ(), jobVariable+"="+strconv.Itoa(job+1), "OMPI_MCA_orte_tmpdir_base="+t.TempDir(),
+					"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1")
 				cmd.WaitDelay = time.Second
 				out, err := cmd.CombinedOutput()
 				if err == nil && bytes.Count(out, []byte("summed up")) != 2 {

@@ -103,10 +103,10 @@ func TestJobSet(t *testing.T) {
 	for rank := range size {
 		e := pod{jobs.Template.Spec.Template.Spec, rank % pods, map[string]string{
 			jobset.JobSetNameKey: set.Name, jobset.ReplicatedJobNameKey: jobs.Name, jobset.ReplicatedJobReplicas: strconv.Itoa(int(jobs.Replicas)),
-			jobset.JobIndexKey: strconv.Itoa(rank / pods), "jobset.sigs.k8s.io/restart-attempt": "2",
+			jobset.JobIndexKey: strconv.Itoa(rank / pods), "jobset.sigs.k8s.io/restart-attempt": "2", "jobset.sigs.k8s.io/jobset-uid": "a-uid",
 		}}.detect(t)
 		require.Equal(t, fmt.Sprintf("rank %d of %d from JobSet, local rank 0 of 1, node %d of %d, rank 0's store at %s-%s-0-0.%s:29500, restart 2",
 			rank, size, rank, size, set.Name, jobs.Name, set.Name), e.String())
-		require.Equal(t, set.Name, e.RunID)
+		require.Equal(t, "a-uid", e.RunID)
 	}
 }

@@ -13,7 +13,8 @@
 //	Open MPI         OMPI_COMM_WORLD_RANK, _SIZE          this host, or the first of the Slurm job
 //	MVAPICH          MV2_COMM_WORLD_RANK, _SIZE           or of the MPI Operator's hostfile
 //	Hydra            PMI_RANK with MPI_LOCALRANKID        (MPICH, Intel MPI)
-//	Slurm            SLURM_PROCID, SLURM_STEP_NUM_TASKS   first of SLURM_STEP_NODELIST; port from
+//	Slurm            SLURM_PROCID, SLURM_STEP_NUM_TASKS   this host, if all ranks are on it, or the
+//	                                                      first of SLURM_STEP_NODELIST; port from
 //	                                                      SLURM_STEP_RESV_PORTS or the job's number
 //	PMI, PMIx        PMI_RANK, PMI_SIZE; PMIX_RANK        as Open MPI
 //	LeaderWorkerSet  LWS_WORKER_INDEX, LWS_GROUP_SIZE     LWS_LEADER_ADDRESS
@@ -26,7 +27,9 @@
 //
 // MASTER_ADDR and MASTER_PORT replace the address of rank 0 that a launcher tells:
 // `MASTER_ADDR=... srun prog` is a common idiom. WORLD_SIZE is the size if the launcher
-// tells none, as for a Kubernetes Job. If the launcher tells one, both must be equal.
+// tells none, as for a Kubernetes Job. If the launcher tells one, both must be equal, also
+// where RANK is set. Only torchrun and c10d run, which name their job in TORCHELASTIC_RUN_ID, may
+// start other ranks inside an mpirun or srun of several processes.
 //
 // # The job's name and port
 //
@@ -35,17 +38,19 @@
 //	torchrun, c10d run   TORCHELASTIC_RUN_ID, PET_RDZV_ID, unless it is torchrun's default, "none"
 //	Open MPI, PMIx       PMIX_NAMESPACE or OMPI_MCA_ess_base_jobid, with the random key
 //	                     OMPI_MCA_orte_precondition_transports where there is one
-//	other MPI            PMI_JOBID, or SLURM_JOB_ID
+//	other MPI            PMI_JOBID. On Linux also the process of hydra or mpispawn that started
+//	                     this one; across hosts, the address at which that finds mpiexec
 //	Horovod              HOROVOD_GLOO_RENDEZVOUS_ADDR and _PORT
 //	Slurm                SLURM_JOB_ID and SLURM_STEP_ID; none in a heterogeneous job
-//	LeaderWorkerSet      LWS_LEADER_ADDRESS
-//	JobSet               JOBSET_UID or JOBSET_NAME
-//	Indexed Job          JOB_UID or JOB_NAME
+//	JobSet               JOBSET_UID
+//	Indexed Job          JOB_UID
+//
+// The name of a Kubernetes object is no name for the job: the object may be made anew under it.
 //
 // If an MPI launcher tells no port, Detect makes the store's port from that name: 20000 to
-// 29999. Without a name it is 29500. MASTER_PORT replaces both. Two jobs of mpirun on one
-// host therefore have two stores. If their ports are equal, the store refuses the other
-// job's ranks (tcp.Options.Job).
+// 29999. MASTER_PORT replaces it, and is required if several ranks have no name. Two jobs of
+// mpirun on one host therefore have two stores. If their ports are equal, the store refuses the
+// other job's ranks (tcp.Options.Job).
 //
 // Kubernetes gives a JobSet's pods labels, not variables. Expose them through
 // the downward API under these names (examples/kubernetes has manifests):
@@ -59,10 +64,9 @@
 //	JOBSET_UID                jobset.sigs.k8s.io/jobset-uid
 //	PROCESSES_IN_JOB          the pods of one job (its completions), a number of yours
 //
-// and those of an Indexed Job that shares a store with others under these:
+// and that of an Indexed Job that shares a store with others under this:
 //
 //	JOB_UID                   batch.kubernetes.io/controller-uid
-//	JOB_NAME                  batch.kubernetes.io/job-name
 //
 // Incomplete variables are an error. Detect does not guess, and does not complete them from
 // another launcher's variables: ranks that guess differently would wait for each other

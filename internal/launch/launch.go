@@ -44,7 +44,7 @@ type Env struct {
 	NodeRank   int // -1 if not told
 	Nodes      int // 0 if not told
 
-	Addr string // rank 0's host; empty if not told, see Address
+	Addr string // rank 0's host; empty if it or the port is not known, see Address
 	Port int    // 0 exactly if Addr is empty
 
 	// RestartCount tells how often the launcher has restarted the job.
@@ -152,6 +152,7 @@ type launcher struct {
 	claim []string // one of them set makes it this launcher's process
 	all   bool     // all of them must be
 	vars  []string // further variables that it reads
+	size  []string // the number of processes that it started; none if it starts one on each host
 	read  func(*reading) Env
 }
 
@@ -179,7 +180,8 @@ var launchers = []launcher{
 		name:  "Slurm",
 		claim: []string{"SLURM_PROCID"},
 		vars: []string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID",
-			"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_JOB_ID"},
+			"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_JOB_ID", "SLURM_STEP_ID"},
+		size: []string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"},
 		read: readSlurm,
 	},
 	mpi("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -226,11 +228,32 @@ func Detect(getenv func(string) string) (Env, error) {
 	r := &reading{launcher: claims[0], others: claims[1:], getenv: getenv}
 	e := r.launcher.read(r)
 	e.Source = r.launcher.name
+	r.notStale(e)
 	e = r.finish(e)
 	if len(r.missing) > 0 || r.err != nil {
 		return Env{}, r.failure()
 	}
 	return e, nil
+}
+
+// notStale refuses RANK and WORLD_SIZE of an earlier job in the shell from which mpirun or srun
+// started several processes: each of them would be the same rank. torchrun and c10d run, which
+// may run inside those, name their job.
+func (r *reading) notStale(e Env) {
+	if r.launcher.claim[0] != "RANK" || r.getenv("TORCHELASTIC_RUN_ID") != "" || r.err != nil || len(r.missing) > 0 {
+		return
+	}
+	for _, l := range r.others {
+		name, value := r.first(l.size...)
+		if name == "" || l.name == "Slurm" && !r.inStep() {
+			continue
+		}
+		if n := r.parse(name, value); n > 1 && n != e.Size {
+			r.failf("RANK and WORLD_SIZE say rank %d of %d, but %s started %d processes (%s): unset RANK and WORLD_SIZE, "+
+				"or set TORCHELASTIC_RUN_ID to a name of the job if a launcher inside %[3]s set them", e.Rank, e.Size, l.name, n, name)
+		}
+		return
+	}
 }
 
 func (l launcher) claims(getenv func(string) string) bool {
@@ -249,7 +272,12 @@ type reading struct {
 	getenv   func(string) string
 	missing  []string
 	err      error
+
+	nameless bool // nothing tells the job from another one that the launcher has started on this host
 }
+
+// errNameless says why the port of an MPI job is not guessed.
+var errNameless = errors.New("the launcher tells no name of the job, and two jobs that meet at one port would be mixed up: set MASTER_PORT to a number that no other job has")
 
 func (r *reading) failf(format string, args ...any) {
 	if r.err == nil {
@@ -363,14 +391,26 @@ func (r *reading) finish(e Env) Env {
 	case e.Nodes > e.Size || e.Nodes > 0 && e.NodeRank >= e.Nodes:
 		r.failf("node %d of %d does not fit a world of %d", e.NodeRank, e.Nodes, e.Size)
 	}
-	switch {
-	case e.Addr == "":
+	if e.Addr == "" {
 		e.noAddr = r.failure()
 		e.noAddr.Missing = []string{"MASTER_ADDR"}
-		if r.launcher.claim[0] == "RANK" {
+	}
+	switch {
+	case e.Port != 0:
+	case r.launcher.claim[0] == "RANK":
+		if e.noAddr != nil {
 			e.noAddr.Missing = append(e.noAddr.Missing, "MASTER_PORT")
 		}
-		e.Port = 0
+	case r.nameless && e.Size > 1:
+		if e.noAddr == nil {
+			e.noAddr = r.failure()
+		}
+		e.noAddr.Missing = append(e.noAddr.Missing, "MASTER_PORT")
+		e.noAddr.Err = errNameless
+	}
+	switch {
+	case e.noAddr != nil:
+		e.Addr, e.Port = "", 0
 	case e.Port == 0:
 		e.Port = DefaultPort
 	}
@@ -466,7 +506,7 @@ func readPET(r *reading) Env {
 // mpi is a launcher of the mpirun kind, which tells ranks and sizes and not
 // where rank 0 is.
 func mpi(name, rank, size, localRank, localSize string) launcher {
-	l := launcher{name: name, claim: []string{rank}, vars: []string{size}}
+	l := launcher{name: name, claim: []string{rank}, vars: []string{size}, size: []string{size}}
 	if localRank != "" {
 		l.vars = append(l.vars, localRank, localSize)
 	}
@@ -478,11 +518,11 @@ func mpi(name, rank, size, localRank, localSize string) launcher {
 			LocalSize: r.number(0, localSize),
 			NodeRank:  -1,
 		}
-		e.Addr, e.Port = r.mpiAddress(e)
-		if id := r.mpiJob(); id != "" {
+		e.Addr = r.mpiHost(e)
+		if id := r.mpiJob(e); id != "" {
 			e.RunID, e.Port = id, portOf(id)
 		} else {
-			e.RunID = r.getenv("SLURM_JOB_ID")
+			e.RunID, r.nameless = r.getenv("SLURM_JOB_ID"), true
 		}
 		return e
 	}
@@ -491,8 +531,9 @@ func mpi(name, rank, size, localRank, localSize string) launcher {
 
 // mpiJob returns the name that an mpirun gives its job, or "". It reads variables that the
 // launcher itself sets for every rank: those of a batch system may be missing on hosts
-// other than mpirun's own.
-func (r *reading) mpiJob() string {
+// other than mpirun's own, and are the same for all jobs in one allocation. Hydra and mpispawn
+// set none: their jobs are told apart by the launcher's processes.
+func (r *reading) mpiJob(e Env) string {
 	if r.launcher.name == "Horovod" {
 		host, port := r.getenv("HOROVOD_GLOO_RENDEZVOUS_ADDR"), r.getenv("HOROVOD_GLOO_RENDEZVOUS_PORT")
 		if host != "" && port != "" {
@@ -505,6 +546,9 @@ func (r *reading) mpiJob() string {
 	if key := r.getenv("OMPI_MCA_orte_precondition_transports"); id != "" && key != "" {
 		id += "/" + key
 	}
+	if id == "" {
+		id = starterOf("/proc", os.Getppid()).job(e.LocalSize == e.Size)
+	}
 	return id
 }
 
@@ -515,32 +559,32 @@ func hydra() launcher {
 	return l
 }
 
-// mpiAddress looks for rank 0's host in the variables of batch systems and in hostfiles.
-func (r *reading) mpiAddress(e Env) (addr string, port int) {
+// mpiHost looks for rank 0's host in the variables of batch systems and in hostfiles.
+func (r *reading) mpiHost(e Env) string {
 	if e.LocalSize == e.Size && e.Size > 0 {
-		return "127.0.0.1", 0
+		return "127.0.0.1"
 	}
 	if nodes := r.getenv("SLURM_JOB_NODELIST"); nodes != "" {
-		// Not the step's list and number: mpirun starts its daemons as a step without its
-		// own host, where ranks have the job's variables.
-		return r.slurmHost("SLURM_JOB_NODELIST"), r.slurmPort(false)
+		// Not the step's list: mpirun starts its daemons as a step without its own host, where
+		// ranks have the job's variables.
+		return r.slurmHost("SLURM_JOB_NODELIST")
 	}
 	_, path := r.first("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
 	if path == "" {
-		return "", 0
+		return ""
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return "", 0 // the MPI Operator mounts it in the launcher's pod, not in every worker's
+		return "" // the MPI Operator mounts it in the launcher's pod, not in every worker's
 	}
 	for line := range strings.Lines(string(text)) {
 		line, _, _ = strings.Cut(line, "#")
 		if f := strings.Fields(line); len(f) > 0 {
 			host, _, _ := strings.Cut(f[0], ":") // "host slots=2" or "host:2"
-			return host, 0
+			return host
 		}
 	}
-	return "", 0
+	return ""
 }
 
 func readLWS(r *reading) Env {
@@ -548,14 +592,13 @@ func readLWS(r *reading) Env {
 		Rank: r.count("LWS_WORKER_INDEX"), Size: r.size("LWS_GROUP_SIZE"),
 		LocalRank: 0, LocalSize: 1,
 		NodeRank: r.number(0, "LWS_WORKER_INDEX"), Nodes: r.number(0, "LWS_GROUP_SIZE", "WORLD_SIZE"),
-		Addr: r.getenv("LWS_LEADER_ADDRESS"), RunID: r.getenv("LWS_LEADER_ADDRESS"),
+		Addr: r.getenv("LWS_LEADER_ADDRESS"),
 	}
 }
 
 func readJobSet(r *reading) Env {
 	name := r.getenv("JOBSET_NAME")
-	_, id := r.first("JOBSET_UID", "JOBSET_NAME")
-	e := Env{LocalSize: 1, RunID: id, RestartCount: r.number(0, "JOBSET_RESTART_ATTEMPT")}
+	e := Env{LocalSize: 1, RunID: r.getenv("JOBSET_UID"), RestartCount: r.number(0, "JOBSET_RESTART_ATTEMPT")}
 	index := r.count("JOB_COMPLETION_INDEX")
 	jobs := r.number(1, "REPLICATED_JOB_REPLICAS")
 	job := r.number(0, "JOB_INDEX")
@@ -588,8 +631,7 @@ func readJobSet(r *reading) Env {
 }
 
 func readIndexedJob(r *reading) Env {
-	e := Env{Rank: r.count("JOB_COMPLETION_INDEX"), Size: r.count("WORLD_SIZE"), LocalSize: 1}
-	_, e.RunID = r.first("JOB_UID", "JOB_NAME")
+	e := Env{Rank: r.count("JOB_COMPLETION_INDEX"), Size: r.count("WORLD_SIZE"), LocalSize: 1, RunID: r.getenv("JOB_UID")}
 	e.NodeRank, e.Nodes = e.Rank, e.Size
 	return e
 }

@@ -35,8 +35,8 @@ func TestDetect(t *testing.T) {
 		{"four variables", "RANK=1 WORLD_SIZE=2 MASTER_ADDR=::1 MASTER_PORT=1234", "rank 1 of 2 from torchrun/env, rank 0's store at [::1]:1234"},
 		{"agent store is exactly True", "RANK=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=1 TORCHELASTIC_USE_AGENT_STORE=true", "rank 1 of 2 from torchrun/env, rank 0's store at h:1"},
 		{"no address", "RANK=1 WORLD_SIZE=2", "rank 1 of 2 from torchrun/env, no address of rank 0"},
-		{"an empty variable is none", "RANK= OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 MASTER_ADDR=h", "rank 1 of 2 from Open MPI, rank 0's store at h:29500"},
-		{"torchrun inside srun", "RANK=9 WORLD_SIZE=16 MASTER_ADDR=n1 MASTER_PORT=29500 SLURM_PROCID=1 SLURM_NTASKS=2", "rank 9 of 16 from torchrun/env, rank 0's store at n1:29500"},
+		{"an empty variable is none", "RANK= OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=5", "rank 1 of 2 from Open MPI, rank 0's store at h:5"},
+		{"torchrun inside srun", "RANK=9 WORLD_SIZE=16 TORCHELASTIC_RUN_ID=none MASTER_ADDR=n1 MASTER_PORT=29500 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0", "rank 9 of 16 from torchrun/env, rank 0's store at n1:29500"},
 		{
 			"Kubeflow Trainer v2, one rank a pod",
 			"PET_NODE_RANK=2 PET_NNODES=4 PET_NPROC_PER_NODE=1 PET_MASTER_ADDR=job-node-0-0.job PET_MASTER_PORT=29500",
@@ -56,30 +56,45 @@ func TestDetect(t *testing.T) {
 		{
 			"srun --resv-ports",
 			"SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NTASKS_PER_NODE=1 SLURM_NODEID=0 SLURM_STEP_NUM_NODES=2 " +
-				"SLURM_JOB_NODELIST=gpu[3,5] SLURM_STEP_RESV_PORTS=12000-12003,13000 SLURM_TASKS_PER_NODE=4(x2)",
+				"SLURM_JOB_NODELIST=gpu[3,5] SLURM_STEP_RESV_PORTS=12000-12003,13000 SLURM_TASKS_PER_NODE=4(x2) SLURM_STEP_ID=0",
 			"rank 0 of 2 from Slurm, local rank 0 of 1, node 0 of 2, rank 0's store at gpu3:12000",
 		},
 		{
+			"srun on one node, as mpirun on one host",
+			"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_NODEID=0 SLURM_STEP_NUM_NODES=1 SLURM_NNODES=2 " +
+				"SLURM_STEP_NODELIST=n02 SLURM_JOB_NODELIST=n[01-02] SLURM_JOB_ID=7 SLURM_STEP_ID=1",
+			"rank 1 of 2 from Slurm, local rank 1, node 0 of 1, rank 0's store at 127.0.0.1:20108",
+		},
+		{
+			"a part of a heterogeneous job on one node",
+			"SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=n02 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_HET_SIZE=2",
+			"rank 1 of 2 from Slurm, rank 0's store at n02:20007",
+		},
+		{"sbatch of one process", "SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_JOB_NODELIST=n1,n2 SLURM_JOB_ID=7", "rank 0 of 1 from Slurm, rank 0's store at n1:20007"},
+		{"ranks by hand in srun's shell", "RANK=1 WORLD_SIZE=2 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_ID=0", "rank 1 of 2 from torchrun/env, no address of rank 0"},
+		{"ranks by hand in a batch script", "RANK=1 WORLD_SIZE=2 SLURM_PROCID=0 SLURM_NTASKS=8", "rank 1 of 2 from torchrun/env, no address of rank 0"},
+		{"RANK and WORLD_SIZE from srun's numbers", "RANK=1 WORLD_SIZE=2 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0", "rank 1 of 2 from torchrun/env, no address of rank 0"},
+		{
 			"srun with an address of the user's",
-			"SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NODELIST=a,b SLURM_JOB_ID=7 MASTER_ADDR=10.1.1.1 WORLD_SIZE=2",
+			"SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NODELIST=a,b SLURM_JOB_ID=7 SLURM_STEP_ID=0 MASTER_ADDR=10.1.1.1 WORLD_SIZE=2",
 			"rank 1 of 2 from Slurm, rank 0's store at 10.1.1.1:20007",
 		},
-		{"srun --mpi=pmi2", "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NODELIST=a,b SLURM_JOB_ID=7 PMI_RANK=1 PMI_SIZE=2", "rank 1 of 2 from Slurm, rank 0's store at a:20007"},
+		{"srun --mpi=pmi2", "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NODELIST=a,b SLURM_JOB_ID=7 SLURM_STEP_ID=0 PMI_RANK=1 PMI_SIZE=2", "rank 1 of 2 from Slurm, rank 0's store at a:20007"},
 		{
 			"mpirun on one host",
-			"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4",
-			"rank 1 of 4 from Open MPI, local rank 1 of 4, node 0 of 1, rank 0's store at 127.0.0.1:29500",
+			"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_NAMESPACE=7",
+			"rank 1 of 4 from Open MPI, local rank 1 of 4, node 0 of 1, rank 0's store at 127.0.0.1:29206",
 		},
 		{
 			"mpirun inside sbatch, whose SLURM_PROCID all inherit",
 			"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 " +
-				"SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=42 SLURM_JOB_NODELIST=n[1-2] SLURM_STEP_NODELIST=n2 SLURM_STEP_ID=0",
-			"rank 3 of 4 from Open MPI, local rank 1 of 2, rank 0's store at n1:20042",
+				"SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=42 SLURM_JOB_NODELIST=n[1-2] SLURM_STEP_NODELIST=n2 SLURM_STEP_ID=0 PMIX_NAMESPACE=7",
+			"rank 3 of 4 from Open MPI, local rank 1 of 2, rank 0's store at n1:29206",
 		},
 		{
 			"MPI Operator's hostfile",
-			"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_MCA_orte_default_hostfile=" + hostfile,
-			"rank 3 of 4 from Open MPI, local rank 1 of 2, rank 0's store at job-worker-0.job:29500",
+			"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=7 OMPI_MCA_orte_default_hostfile=" + hostfile,
+			"rank 3 of 4 from Open MPI, local rank 1 of 2, rank 0's store at job-worker-0.job:29206",
 		},
 		{
 			"MVAPICH",
@@ -88,15 +103,16 @@ func TestDetect(t *testing.T) {
 		},
 		{
 			"mpiexec.hydra inside sbatch",
-			"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 SLURM_PROCID=0 SLURM_NTASKS=2",
-			"rank 1 of 2 from Hydra (MPICH, Intel MPI), local rank 1 of 2, node 0 of 1, rank 0's store at 127.0.0.1:29500",
+			"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 MASTER_PORT=5 SLURM_PROCID=0 SLURM_NTASKS=2",
+			"rank 1 of 2 from Hydra (MPICH, Intel MPI), local rank 1 of 2, node 0 of 1, rank 0's store at 127.0.0.1:5",
 		},
-		{"PMI", "PMI_RANK=1 PMI_SIZE=2 MASTER_ADDR=h", "rank 1 of 2 from PMI, rank 0's store at h:29500"},
-		{"PMIx", "PMIX_RANK=1 WORLD_SIZE=2 MASTER_ADDR=h", "rank 1 of 2 from PMIx, rank 0's store at h:29500"},
+		{"PMI", "PMI_RANK=1 PMI_SIZE=2 PMI_JOBID=7 MASTER_ADDR=h", "rank 1 of 2 from PMI, rank 0's store at h:29206"},
+		{"a job of one needs no name", "PMI_RANK=0 PMI_SIZE=1 MASTER_ADDR=h", "rank 0 of 1 from PMI, rank 0's store at h:29500"},
+		{"PMIx", "PMIX_RANK=1 WORLD_SIZE=2 PMIX_NAMESPACE=7 MASTER_ADDR=h", "rank 1 of 2 from PMIx, rank 0's store at h:29206"},
 		{
 			"horovodrun",
-			"HOROVOD_RANK=1 HOROVOD_SIZE=2 HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=2 HOROVOD_GLOO_RENDEZVOUS_ADDR=driver",
-			"rank 1 of 2 from Horovod, local rank 1 of 2, node 0 of 1, rank 0's store at 127.0.0.1:29500",
+			"HOROVOD_RANK=1 HOROVOD_SIZE=2 HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=2 HOROVOD_GLOO_RENDEZVOUS_ADDR=driver HOROVOD_GLOO_RENDEZVOUS_PORT=4321",
+			"rank 1 of 2 from Horovod, local rank 1 of 2, node 0 of 1, rank 0's store at 127.0.0.1:26903",
 		},
 		{
 			"LeaderWorkerSet",
@@ -142,7 +158,30 @@ func TestDetectRefuses(t *testing.T) {
 		{"half an address", "RANK=1 WORLD_SIZE=2 MASTER_PORT=5", "launch: torchrun/env: environment variable MASTER_ADDR expected, but not set; found RANK=1, WORLD_SIZE=2, MASTER_PORT=5"},
 		{"no Slurm size", "SLURM_PROCID=1 SLURM_LOCALID=1", "launch: Slurm: environment variable SLURM_STEP_NUM_TASKS or SLURM_NTASKS or WORLD_SIZE expected, but not set; found SLURM_PROCID=1, SLURM_LOCALID=1"},
 		{"sizes that differ", "SLURM_PROCID=1 SLURM_NTASKS=4 WORLD_SIZE=8", "launch: Slurm: WORLD_SIZE is 8, but SLURM_NTASKS says 4; found SLURM_PROCID=1, SLURM_NTASKS=4, WORLD_SIZE=8"},
-		{"a node list cut short", "SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_JOB_NODELIST=n[1-", `launch: Slurm: SLURM_JOB_NODELIST: not a Slurm list: "n[1-": a bracket is not closed; found SLURM_PROCID=1, SLURM_NTASKS=4, SLURM_JOB_NODELIST=n[1-`},
+		{
+			"a batch script without srun", "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=7",
+			"launch: Slurm: srun has not started this process (SLURM_STEP_ID): a batch script starts the program with `srun PROGRAM`; found SLURM_PROCID=0, SLURM_NTASKS=4, SLURM_JOB_ID=7",
+		},
+		{
+			"a batch step's number", "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_STEP_ID=4294967291",
+			"launch: Slurm: srun has not started this process (SLURM_STEP_ID): a batch script starts the program with `srun PROGRAM`; found SLURM_PROCID=0, SLURM_NTASKS=4, SLURM_STEP_ID=4294967291",
+		},
+		{
+			"stale variables in mpirun", "RANK=0 WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 SLURM_PROCID=0 SLURM_NTASKS=1",
+			"launch: torchrun/env: RANK and WORLD_SIZE say rank 0 of 1, but Open MPI started 4 processes (OMPI_COMM_WORLD_SIZE): unset RANK and WORLD_SIZE, " +
+				"or set TORCHELASTIC_RUN_ID to a name of the job if a launcher inside Open MPI set them; found RANK=0, WORLD_SIZE=1 (variables of Open MPI and Slurm are set too, which come after those of torchrun/env)",
+		},
+		{
+			"stale variables in mpiexec.hydra", "RANK=0 WORLD_SIZE=1 PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1",
+			"launch: torchrun/env: RANK and WORLD_SIZE say rank 0 of 1, but Hydra (MPICH, Intel MPI) started 2 processes (PMI_SIZE): unset RANK and WORLD_SIZE, " +
+				"or set TORCHELASTIC_RUN_ID to a name of the job if a launcher inside Hydra (MPICH, Intel MPI) set them; found RANK=0, WORLD_SIZE=1 (variables of Hydra (MPICH, Intel MPI) and PMI are set too, which come after those of torchrun/env)",
+		},
+		{
+			"stale variables in srun", "RANK=3 WORLD_SIZE=8 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_ID=0",
+			"launch: torchrun/env: RANK and WORLD_SIZE say rank 3 of 8, but Slurm started 2 processes (SLURM_STEP_NUM_TASKS): unset RANK and WORLD_SIZE, " +
+				"or set TORCHELASTIC_RUN_ID to a name of the job if a launcher inside Slurm set them; found RANK=3, WORLD_SIZE=8 (variables of Slurm are set too, which come after those of torchrun/env)",
+		},
+		{"a node list cut short", "SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_JOB_NODELIST=n[1-", `launch: Slurm: SLURM_JOB_NODELIST: not a Slurm list: "n[1-": a bracket is not closed; found SLURM_PROCID=1, SLURM_NTASKS=4, SLURM_JOB_NODELIST=n[1-, SLURM_STEP_ID=0`},
 		{"Open MPI without size", "OMPI_COMM_WORLD_RANK=1", "launch: Open MPI: environment variable OMPI_COMM_WORLD_SIZE or WORLD_SIZE expected, but not set; found OMPI_COMM_WORLD_RANK=1"},
 		{"an elastic job", "PET_NNODES=1:4 PET_NODE_RANK=0", `launch: Kubeflow (PET): PET_NNODES="1:4" is a range: only torchrun knows how many nodes came; found PET_NODE_RANK=0, PET_NNODES=1:4`},
 		{"PET without nodes", "PET_NODE_RANK=1", "launch: Kubeflow (PET): environment variable PET_NNODES expected, but not set; found PET_NODE_RANK=1"},
@@ -177,6 +216,19 @@ func TestAddressMissing(t *testing.T) {
 	require.Zero(t, e.Port)
 	_, err = e.Address()
 	require.EqualError(t, err, "launch: Kubernetes Indexed Job: environment variable MASTER_ADDR expected, but not set; found JOB_COMPLETION_INDEX=1, WORLD_SIZE=2, MASTER_PORT=7")
+
+	// Several jobs of mpiexec that tell no name would meet at one port.
+	for vars, missing := range map[string]string{
+		"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2":                                         " MASTER_PORT",
+		"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1":                                         "s MASTER_ADDR and MASTER_PORT",
+		"MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 SLURM_JOB_NODELIST=n1,n2 SLURM_JOB_ID=7":               " MASTER_PORT",
+		"PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 SLURM_JOB_NODELIST=n1,n2 SLURM_JOB_ID=7": " MASTER_PORT",
+	} {
+		e, err = Detect(environ(vars))
+		require.NoError(t, err)
+		_, err = e.Address()
+		require.ErrorContains(t, err, ": environment variable"+missing+" expected, but not set; the launcher tells no name of the job, and two jobs that meet at one port would be mixed up: set MASTER_PORT", vars)
+	}
 }
 
 func TestParseNodes(t *testing.T) {

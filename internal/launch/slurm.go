@@ -18,16 +18,35 @@ func readSlurm(r *reading) Env {
 		RunID:        r.slurmID(),
 	}
 	e.LocalSize = r.slurmLocalSize(e)
+	if e.Size > 1 && !r.inStep() {
+		r.failf("srun has not started this process (SLURM_STEP_ID): a batch script starts the program with `srun PROGRAM`")
+	}
 	e.Addr = r.slurmHost("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-	e.Port = r.slurmPort(true)
+	if e.Addr != "" && (e.Nodes == 1 || e.LocalSize == e.Size) && !r.heterogeneous() {
+		e.Addr = "127.0.0.1"
+	}
+	e.Port = r.slurmPort()
 	return e
+}
+
+// inStep reports whether srun started this process. sbatch runs the script with SLURM_PROCID=0,
+// and with no number of a step or one of the special steps'.
+func (r *reading) inStep() bool {
+	_, err := strconv.ParseInt(r.getenv("SLURM_STEP_ID"), 10, 32)
+	return err == nil
+}
+
+// heterogeneous reports whether the job has parts, each with numbers of its own.
+func (r *reading) heterogeneous() bool {
+	_, parts := r.first("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
+	return parts != ""
 }
 
 // slurmID returns the name of the step. A heterogeneous job has none: its parts have
 // numbers of their own, and may be one group.
 func (r *reading) slurmID() string {
 	_, id := r.first("SLURM_JOB_ID", "SLURM_JOBID")
-	if _, parts := r.first("SLURM_HET_SIZE", "SLURM_PACK_SIZE"); parts != "" {
+	if r.heterogeneous() {
 		return ""
 	}
 	if step := r.getenv("SLURM_STEP_ID"); id != "" && step != "" {
@@ -79,20 +98,17 @@ func (r *reading) slurmHost(names ...string) string {
 }
 
 // slurmPort returns a port that every rank computes alike. It is the first port that Slurm
-// reserved for the step (srun --resv-ports). Without one it is made from the job's number,
-// and the step's if that is the same on all ranks.
-func (r *reading) slurmPort(step bool) int {
-	if ports := r.getenv("SLURM_STEP_RESV_PORTS"); step && ports != "" {
+// reserved for the step (srun --resv-ports). Without one it is made from the numbers of the job
+// and the step.
+func (r *reading) slurmPort() int {
+	if ports := r.getenv("SLURM_STEP_RESV_PORTS"); ports != "" {
 		first, _, _ := strings.Cut(ports, ",")
 		first, _, _ = strings.Cut(first, "-")
 		return r.parse("SLURM_STEP_RESV_PORTS", first)
 	}
 	// Jobs on one node often have consecutive numbers. The factor 101 also gives their
 	// first steps different ports.
-	id := r.number(0, "SLURM_JOB_ID", "SLURM_JOBID") % portSpan
-	if step {
-		id += 101 * (r.slurmStep() % portSpan)
-	}
+	id := r.number(0, "SLURM_JOB_ID", "SLURM_JOBID")%portSpan + 101*(r.slurmStep()%portSpan)
 	return lowPort + id%portSpan
 }
 

@@ -337,8 +337,9 @@ func TestTheHostOfTheStoreIsKilled(t *testing.T) {
 
 // TestInitJoins: a rank that the launcher starts again joins the group of the others.
 func TestInitJoins(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "epoch.json")
-	t.Setenv(launch.EpochVariable, file)
+	dir := t.TempDir()
+	first, file := filepath.Join(dir, "first.json"), filepath.Join(dir, "epoch.json")
+	t.Setenv(launch.EpochVariable, first)
 	server, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
 	require.NoError(t, err)
 	defer server.Close()
@@ -347,14 +348,23 @@ func TestInitJoins(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), elasticLimit)
 	defer cancel()
 	var all errgroup.Group
+	var met sync.WaitGroup
+	met.Add(2)
 	for rank, join := range []string{"0", "1", "0 C10D_JOIN=1"} {
 		all.Go(func() error {
+			if rank == 2 {
+				met.Wait()
+				if err := os.Setenv(launch.EpochVariable, file); err != nil {
+					return err
+				}
+			}
 			g, err := initFrom(ctx, "env://", InitOptions{Options: Options{Timeout: elasticLimit}}, environ(env+join))
 			if err != nil {
 				return err
 			}
 			defer g.Close()
 			if rank < 2 {
+				met.Done()
 				for n := 0; n == 0 && err == nil; {
 					n, err = g.Pending(ctx)
 				}
@@ -387,7 +397,10 @@ func TestInitJoins(t *testing.T) {
 		})
 	}
 	require.NoError(t, all.Wait())
-	e, err := launch.ReadEpoch(file)
+	e, err := launch.ReadEpoch(first)
+	require.NoError(t, err)
+	require.Equal(t, []int{0, 1}, e.IDs, "the first group is made")
+	e, err = launch.ReadEpoch(file)
 	require.NoError(t, err)
 	require.Equal(t, 1, e.Epoch)
 	require.Equal(t, []int{0, 1, 2}, e.IDs)

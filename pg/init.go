@@ -215,6 +215,8 @@ func initGroup(ctx context.Context, o InitOptions, m *meeting) (*ProcessGroup, e
 		from.hosts = t.Server() != nil
 		if !m.env.AgentStore {
 			from.hosted = 0
+		} else if m.numbered {
+			from.ended = endedIn(st, m.env.Size)
 		}
 	}
 	// PyTorch up to 2.0 keeps the agent's store over restarts; later ones get a
@@ -240,6 +242,9 @@ func initGroup(ctx context.Context, o InitOptions, m *meeting) (*ProcessGroup, e
 	}
 	w := g.now().world
 	w.owned = st
+	if !o.Join {
+		tellLauncher(launch.Epoch{ID: w.rank, IDs: allRanks(w.size)})
+	}
 	if t, ok := st.(*tcp.Store); ok && t.Server() == nil && !m.env.AgentStore && !o.Join {
 		rank := m.env.Rank
 		w.left = func() {
@@ -291,6 +296,8 @@ type meeting struct {
 	prefix string // of the keys there
 	job    string // the launcher's name for it
 	env    launch.Env
+
+	numbered bool // by the launcher: the caller has given neither rank nor size
 
 	resolveTimeout time.Duration // see tcp.Options
 }
@@ -351,6 +358,7 @@ func resolve(rawURL string, o InitOptions, getenv func(string) string) (*meeting
 	if m.env, err = detect(m.scheme, rank, size, getenv); err != nil {
 		return nil, err
 	}
+	m.numbered = rank == "" && size == ""
 	// The ranks of a world that the caller numbers may come from several launchers.
 	if rank == "" || size == "" {
 		m.job = m.env.RunID

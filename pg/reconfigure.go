@@ -400,12 +400,12 @@ func (m *members) entered(v membership.View) View {
 	for _, a := range view.Left {
 		e.Left = append(e.Left, launch.Absent{ID: a.ID, Why: a.Why})
 	}
-	m.tellLauncher(e)
+	tellLauncher(e)
 	return view
 }
 
 // tellLauncher writes e for the launcher, if there is one that wants to know.
-func (m *members) tellLauncher(e launch.Epoch) {
+func tellLauncher(e launch.Epoch) {
 	if path := os.Getenv(launch.EpochVariable); path != "" {
 		_ = launch.WriteEpoch(path, e) // the group works without
 	}
@@ -656,7 +656,7 @@ func (g *ProcessGroup) join(ctx context.Context, st store.Store, o Options, from
 		}
 	}()
 	m.id, m.view, err = membership.Join(waits, m.store, a.Size, func(id membership.ID) {
-		m.tellLauncher(launch.Epoch{ID: int(id)})
+		tellLauncher(launch.Epoch{ID: int(id)})
 	})
 	if err != nil {
 		return v, err

@@ -31,6 +31,9 @@ type origin struct {
 
 	// seen describes a missing rank; may be nil.
 	seen func(ctx context.Context, rank int) (what string, waits bool)
+
+	// ended is rollcall.Config.Ended.
+	ended func(ctx context.Context) (rank int, how string, ok bool, err error)
 }
 
 // MeetingError says why the ranks of a job did not meet in the store. It unwraps to the cause:
@@ -157,7 +160,7 @@ func rollCall(ctx context.Context, st, v1 store.Store, devices []backend.DeviceB
 		}
 	}
 	call := rollcall.New(rollcall.Config{
-		Store: st, Name: o.Name, Rank: rank, Size: size, Job: from.job, Fresh: from.hosts, Known: known,
+		Store: st, Name: o.Name, Rank: rank, Size: size, Job: from.job, Fresh: from.hosts, Known: known, Ended: from.ended,
 		Foreign: []rollcall.Foreign{
 			{Dialect: store.DialectV2, Store: st, Keys: func(r int) []string {
 				var keys []string

@@ -2,11 +2,13 @@ package pg
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
 
+	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/internal/rollcall"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store"
@@ -136,6 +138,21 @@ func (m *meeting) seenIn(st *tcp.Store) func(ctx context.Context, rank int) (wha
 			return "", false
 		}
 		return "it has not joined the store" + stranger, false
+	}
+}
+
+// endedIn asks the launcher's store for a rank of size whose process has ended.
+func endedIn(st store.Store, size int) func(ctx context.Context) (rank int, how string, ok bool, err error) {
+	return func(ctx context.Context) (rank int, how string, ok bool, err error) {
+		if there, err := st.Check(ctx, launch.EndedKey); err != nil || !there {
+			return 0, "", false, err
+		}
+		text, err := st.Get(ctx, launch.EndedKey)
+		var e launch.Ended
+		if err != nil || json.Unmarshal(text, &e) != nil || e.Size != size {
+			return 0, "", false, err
+		}
+		return e.Rank, e.How, true, nil
 	}
 }
 

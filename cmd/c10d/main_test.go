@@ -158,6 +158,13 @@ func testRank(steps []string) {
 			check(g.Close())
 		case "toil": // calls all_reduce until rank 0 finds that a file is gone, and prints the slowest call
 			check(toil(arg))
+		case "wait": // until the launcher has told the others that a rank has ended
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			s, err := tcp.New(ctx, net.JoinHostPort(os.Getenv("MASTER_ADDR"), os.Getenv("MASTER_PORT")), tcp.Options{})
+			check(err)
+			check(s.Wait(ctx, launch.EndedKey))
+			check(s.Close())
 		case "env":
 			fmt.Println(arg + "=" + os.Getenv(arg))
 		default:
@@ -876,6 +883,68 @@ func TestRunNodesSignalZero(t *testing.T) {
 		require.Equal(t, 143, p.wait(), p.stderr.String())
 	}
 	require.Less(t, time.Since(start), 8*time.Second)
+}
+
+// TestRunEndsBeforeInit: a rank ends with code 0 before pg.Init. The others name it at once, and so does the launcher.
+func TestRunEndsBeforeInit(t *testing.T) {
+	steps := []string{"only-exit:1:0", "train"}
+	const want = ") ended with exit code 0 before all ranks had called Init"
+	one := func(flags string, steps ...string) [2]*program {
+		return [2]*program{runRanks(t, "-json -n 3 "+flags, steps...)}
+	}
+	for name, start := range map[string]func() [2]*program{
+		"one node": func() [2]*program { return one("", steps...) },
+		"restart":  func() [2]*program { return one("-max-restarts 1", steps...) },
+		"elastic":  func() [2]*program { return one("-elastic 1:3", steps...) },
+		"node 0":   func() [2]*program { return nodesOf(t, [2]int{2, 1}, "", steps...) },
+		"node 1":   func() [2]*program { return nodesOf(t, [2]int{1, 2}, "", steps...) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			begun := time.Now()
+			all := start()
+			for i, p := range all {
+				if p == nil {
+					continue
+				}
+				require.NotZero(t, p.wait(), p.stderr.String())
+				s := p.summary()
+				require.Equal(t, 1, s.First.Rank, "node %d: %+v", i, s.First)
+				require.Zero(t, s.First.ExitCode)
+				require.Contains(t, p.stderr.String(), want)
+			}
+			require.Less(t, time.Since(begun), time.Minute, "the ranks' timeout")
+		})
+	}
+}
+
+// TestRunNotAllCallInit: a rank that ends early is no fault in a program whose ranks do not wait for it.
+func TestRunNotAllCallInit(t *testing.T) {
+	p := runRanks(t, "-n 3", "only-exit:1:0", "wait", "only-exit:2:0", "print:done %r|")
+	require.Zero(t, p.wait(), p.stderr.String())
+	require.Equal(t, []string{"[rank0] done 0"}, p.lines)
+	require.Empty(t, p.stderr.String())
+}
+
+// TestRunIDs: launchers with different names of the job do not meet. Node 0 goes on to wait for its own.
+func TestRunIDs(t *testing.T) {
+	_, port, err := net.SplitHostPort(freeport.Loopback(t))
+	require.NoError(t, err)
+	node := func(n int, id string) *program {
+		return runRanks(t, fmt.Sprintf("-nnodes 2 -node-rank %d -master-addr 127.0.0.1 -master-port %s%s", n, port, id), "store", "env:TORCHELASTIC_RUN_ID")
+	}
+	zero, other := node(0, " -run-id a"), node(1, " -run-id b")
+	require.Equal(t, 1, other.wait())
+	require.Contains(t, other.stderr.String(), `node 0 has another -run-id`)
+	require.Contains(t, other.stderr.String(), `the store's job is "a", the client's is "b"`)
+	one := node(1, "")
+	require.Zero(t, one.wait(), one.stderr.String())
+	require.Zero(t, zero.wait(), zero.stderr.String())
+	require.Contains(t, one.lines, "[rank1] TORCHELASTIC_RUN_ID=a")
+
+	zero, one = node(0, ""), node(1, " -run-id b")
+	require.Equal(t, 1, one.wait())
+	require.Contains(t, one.stderr.String(), "node 0 was started without -run-id, and this node with -run-id b")
+	require.Equal(t, 1, zero.wait())
 }
 
 // TestRunNodesDiffer: launchers with different numbers do not begin.

@@ -81,8 +81,8 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	flags.IntVar(&j.NodeRank, "node-rank", pet.number("node-rank", "PET_NODE_RANK", 0), "number `n` of this node, from 0")
 	flags.StringVar(&j.MasterAddr, "master-addr", os.Getenv("PET_MASTER_ADDR"), "`host` of node 0 (default 127.0.0.1 for one node)")
 	flags.IntVar(&j.MasterPort, "master-port", pet.number("master-port", "PET_MASTER_PORT", 0), "`port` on node 0 (default a free one for one node)")
-	flags.StringVar(&j.RunID, "run-id", os.Getenv("PET_RDZV_ID"), "`name` of the job, TORCHELASTIC_RUN_ID (default a random one)")
-	flags.IntVar(&j.MaxRestarts, "max-restarts", pet.number("max-restarts", "PET_MAX_RESTARTS", 0), "restart all ranks after a failure, at most `n` times; with -elastic: start at most n ranks of this node again (default 10)")
+	flags.StringVar(&j.RunID, "run-id", os.Getenv("PET_RDZV_ID"), "`name` of the job, TORCHELASTIC_RUN_ID, the same on all nodes (default a random one)")
+	flags.IntVar(&j.MaxRestarts, "max-restarts", pet.number("max-restarts", "PET_MAX_RESTARTS", 0), "restart all ranks after a failure, at most `n` times, after pauses from 100ms to 30s; with -elastic: start at most n ranks of this node again (default 10)")
 	flags.Func("elastic", "`min:max` ranks of the job, of all nodes: a rank that fails is started again alone, and the others go on (see docs/elastic.md)", func(s string) (err error) {
 		j.Least, j.Most, err = launch.ParseRange(s)
 		return err

@@ -218,7 +218,8 @@ func TestElasticLaunchers(t *testing.T) {
 			require.Equal(t, 5*1438, r.Images)
 			log := j.log.String()
 			for _, want := range []string{
-				"launcher: rank 3 failed (signal SIGKILL): restart 1 of 2", "launcher: rank 0 failed (signal SIGKILL): restart 1 of 2",
+				"launcher: rank 3 failed (signal SIGKILL): it is started again", "launcher: rank 3: restart 1 of 2",
+				"launcher: rank 0 failed (signal SIGKILL): it is started again", "launcher: rank 0: restart 1 of 2",
 				" 3 left (", "4 came (rank 3 of this launcher)", " 0 left (", "5 came (rank 0 of this launcher)",
 			} {
 				require.Contains(t, log, want)

@@ -14,7 +14,7 @@ const (
 	ElasticVariable = "C10D_ELASTIC"
 
 	// JoinVariable names an environment variable. "c10d run -elastic" sets it to "1" when it starts a
-	// rank again. The rank then joins the group of the other ranks.
+	// rank again whose group has been made. The rank then joins the group of the other ranks.
 	JoinVariable = "C10D_JOIN"
 
 	// EpochVariable names the environment variable by which "c10d run -elastic" tells a rank where
@@ -22,8 +22,8 @@ const (
 	EpochVariable = "C10D_EPOCH_FILE"
 )
 
-// Epoch is what a rank writes when it works in an epoch after the first. A rank that joins writes its
-// number alone before: Epoch is 0 then. No rank that works in an epoch with the new number can write
+// Epoch is what a rank writes when it works in an epoch. The first one is 0. A rank that joins writes its
+// number alone before: Epoch is 0 then, and IDs empty. No rank that works in an epoch with the new number can write
 // that earlier.
 type Epoch struct {
 	Epoch int      `json:"epoch"`

@@ -37,6 +37,8 @@
 // of an earlier run. The wills are withdrawn at the end of the call, also of one that fails. From the moment when a rank
 // knows the run's name it can leave another one there: see Config.Known.
 //
+// A launcher sees the end of a process that never came. See Config.Ended.
+//
 // A rank with two processes writes there too if rank 0 has not come. A rank that comes after all others have failed
 // waits: it may as well be the first of the next run. At its timeout it says why the last roll call has failed.
 //

@@ -38,6 +38,10 @@ type Config struct {
 	// Known, if not nil, is called once this rank knows the run's name. Other ranks learn only
 	// afterwards that this rank has come.
 	Known func(ctx context.Context, id string) error
+
+	// Ended, if not nil, tells what the launcher knows of a rank whose process has ended for good. ok is false if it
+	// knows of none.
+	Ended func(ctx context.Context) (rank int, how string, ok bool, err error)
 }
 
 // Foreign is a generation of PyTorch.
@@ -526,17 +530,39 @@ func (c *Call) look(ctx context.Context, r int, answered []string, seen map[int]
 	return true, c.corner.Set(ctx, answerKey(other.Nonce), c.mine)
 }
 
-// someGone returns the fault of a rank whose connection to the store has ended since this rank came.
+// someGone returns the fault of a rank whose connection to the store has ended since this rank came, or whose process
+// has ended.
 func (c *Call) someGone(ctx context.Context) error {
 	now, err := c.peek(ctx, goneKey)
-	if err != nil || now == c.before {
+	if err != nil {
 		return err
 	}
 	var other record
-	if json.Unmarshal([]byte(now), &other) == nil && other.Fault != nil {
+	if now != c.before && json.Unmarshal([]byte(now), &other) == nil && other.Fault != nil {
 		return other.Fault
 	}
-	return nil
+	return c.ended(ctx)
+}
+
+// ended returns the fault of a rank whose process has ended, as the launcher knows. A rank that has met the others may
+// end while this one has yet to read that all have joined.
+func (c *Call) ended(ctx context.Context) error {
+	if c.cfg.Ended == nil {
+		return nil
+	}
+	r, how, ok, err := c.cfg.Ended(ctx)
+	if err != nil || !ok || r == c.cfg.Rank {
+		return err
+	}
+	c.mu.Lock()
+	run := c.run
+	c.mu.Unlock()
+	if run != "" {
+		if begun, err := c.peek(ctx, begunKey(run)); err != nil || begun != "" {
+			return err
+		}
+	}
+	return &fault{Ended: true, Rank: r, Text: how + " before all ranks had called Init"}
 }
 
 // watch returns another rank's fault for rank 0, or the error that rank 0 has been started twice.

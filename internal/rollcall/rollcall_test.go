@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -491,4 +492,49 @@ func TestForeignLeavesNoWill(t *testing.T) {
 	record, err := c.peek(t.Context(), rankKey(0))
 	require.NoError(t, err)
 	require.Empty(t, record)
+}
+
+// TestEndedRank: the launcher knows that a rank's process has ended. All others name it, whenever they come.
+func TestEndedRank(t *testing.T) {
+	for _, ended := range []int{0, 2} {
+		t.Run(fmt.Sprint("rank ", ended), func(t *testing.T) {
+			st := store.NewHash()
+			defer st.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			var known atomic.Bool
+			says := func(context.Context) (int, string, bool, error) {
+				return ended, "rank x ended with code 0", known.Load(), nil
+			}
+			var calls []<-chan outcome
+			for _, r := range []int{0, 1, 2, 3} {
+				if r == ended {
+					continue
+				}
+				if r == 3 { // comes later
+					known.Store(true)
+				}
+				calls = append(calls, start(ctx, Config{Store: st, Name: "0", Rank: r, Size: 4, Ended: says}))
+				here(t, st, r)
+			}
+			for _, c := range calls {
+				err := (<-c).err
+				require.ErrorContains(t, err, "rank x ended with code 0 before all ranks had called Init")
+				var of interface{ Culprit() int }
+				require.ErrorAs(t, err, &of)
+				require.Equal(t, ended, of.Culprit())
+			}
+		})
+	}
+}
+
+// TestEndedAfterAll: a rank that ends once all have joined is not missed by one that has not read so.
+func TestEndedAfterAll(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	c := New(Config{Store: st, Name: "0", Rank: 1, Size: 3, Ended: func(context.Context) (int, string, bool, error) { return 2, "rank 2 ended", true, nil }})
+	c.run = "n"
+	require.ErrorContains(t, c.someGone(t.Context()), "rank 2 ended")
+	require.NoError(t, c.corner.Set(t.Context(), begunKey("n"), encode(fault{})))
+	require.NoError(t, c.someGone(t.Context()))
 }

@@ -102,7 +102,7 @@ func (s *Store) hasLeft(ctx context.Context, rank int) (bool, error) {
 	return err == nil && rep.num == ready, err
 }
 
-// enroll writes this worker's host and process to servers of this package.
+// enroll writes this worker's host and process to servers of this package. They add when its connection has ended.
 func (s *Store) enroll(ctx context.Context, rank int) error {
 	if s.mux.Load() == nil {
 		return nil
@@ -110,11 +110,14 @@ func (s *Store) enroll(ctx context.Context, rank int) error {
 	host, _ := os.Hostname()
 	who := fmt.Sprintf("host %s, process %d", host, os.Getpid())
 	_, err := s.call(ctx, "join", &request{query: qSet, keys: one(workerKey(rank)), vals: [][]byte{[]byte(who)}})
+	if err == nil {
+		_, err = s.call(ctx, "join", &request{query: qSetWill, keys: one(workerKey(rank)), vals: [][]byte{[]byte(who), []byte(who + "; its connection has ended")}})
+	}
 	return err
 }
 
 // Worker returns the host and the process of a rank that joined with Options.WorldSize and
-// Options.Rank. ok is false if none did. It is for messages about missing ranks. Nothing is known
+// Options.Rank, and says if its connection has ended since. ok is false if none did. It is for messages about missing ranks. Nothing is known
 // of PyTorch's ranks, and of ranks that joined through a PyTorch server.
 func (s *Store) Worker(ctx context.Context, rank int) (who string, ok bool, err error) {
 	wire := one(workerKey(rank))

@@ -129,7 +129,18 @@ func TestWorkerTellsWhoItIs(t *testing.T) {
 			require.EqualValues(t, server.Stats().Keys, keys)
 			if plain {
 				require.EqualValues(t, 1, keys, "PyTorch's servers keep the counter alone")
+				return
 			}
+			other := join(t, server.Addr().String(), Options{})
+			require.NoError(t, s.Close())
+			require.Eventually(t, func() bool {
+				who, ok, err := other.Worker(t.Context(), 1)
+				return err == nil && ok && strings.HasSuffix(who, "; its connection has ended")
+			}, bound, time.Millisecond)
+			join(t, server.Addr().String(), Options{WorldSize: 2, Rank: 1})
+			who, _, err = other.Worker(t.Context(), 1)
+			require.NoError(t, err)
+			require.Regexp(t, `^host .+, process \d+$`, who, "it came again")
 		})
 	}
 }

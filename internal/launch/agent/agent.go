@@ -76,7 +76,7 @@ type Job struct {
 	Nodes, NodeRank int    // 0 nodes means 1
 	MasterAddr      string // address of node 0; with one node empty means 127.0.0.1
 	MasterPort      int    // port on node 0; with one node 0 means a free one
-	RunID           string // the job's name; node 0's counts; empty means a random one
+	RunID           string // the job's name, the same on all nodes; empty means node 0's, which makes a random one
 
 	// Secrets protect the stores of agents and ranks. The ranks find the files' names in
 	// their environment. TLS needs all three files, or the secret. Each certificate must be valid
@@ -149,6 +149,11 @@ func (f *Failure) how() string {
 		return "signal " + f.Signal
 	}
 	return "exit code " + strconv.Itoa(f.ExitCode)
+}
+
+// ended says which process has ended, and how.
+func (f *Failure) ended() string {
+	return fmt.Sprintf("rank %d (pid %d on host %s) ended with %s", f.Rank, f.PID, f.Host, f.how())
 }
 
 // Summary is how a job ended.
@@ -371,7 +376,9 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 
 	s := &Summary{RunID: a.RunID, Ranks: a.size}
 	exitCode := 0
+	var pause time.Duration
 	for {
+		begun := time.Now()
 		end, failures, restarts, err := a.attempt(ctx, s.Restarts)
 		if err != nil {
 			return nil, err
@@ -385,7 +392,9 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 			break
 		}
 		s.Restarts++
-		a.Logf("rank %d failed (%s); restart %d of %d", end.First.Rank, end.First.how(), s.Restarts, a.MaxRestarts)
+		pause = nextPause(pause, time.Since(begun))
+		a.Logf("rank %d failed (%s); restart %d of %d in %v", end.First.Rank, end.First.how(), s.Restarts, a.MaxRestarts, pause)
+		a.pause(ctx, pause)
 	}
 	if s.First != nil {
 		s.ExitCode = exitCode
@@ -414,6 +423,7 @@ func (a *agent) meet(ctx context.Context) error {
 	defer cancel()
 	ctx, stop := a.untilSignal(ctx)
 	defer stop()
+	given := a.RunID
 	if a.RunID == "" {
 		a.RunID = strings.ToLower(rand.Text())
 	}
@@ -423,8 +433,11 @@ func (a *agent) meet(ctx context.Context) error {
 		addr := net.JoinHostPort(a.MasterAddr, strconv.Itoa(a.MasterPort))
 		st, err := tcp.New(ctx, addr, tcp.Options{
 			Server: a.NodeRank == 0, Listen: launch.ListenAddr(addr), Timeout: a.Meeting,
-			TLS: a.tls, Token: a.token, Rank: a.NodeRank, WorldSize: a.Nodes, NoWait: true, HostedBy: "node 0",
+			TLS: a.tls, Token: a.token, Rank: a.NodeRank, WorldSize: a.Nodes, NoWait: true, HostedBy: "node 0", Job: given,
 		})
+		if errors.Is(err, tcp.ErrOtherJob) {
+			return fmt.Errorf("node 0 has another -run-id: %w", err)
+		}
 		if err != nil {
 			return err
 		}
@@ -478,6 +491,9 @@ func (a *agent) meet(ctx context.Context) error {
 			return err
 		}
 		a.RunID = string(id)
+		if given != "" && given != a.RunID { // the store refuses other names, but node 0 has none
+			return fmt.Errorf("node 0 was started without -run-id, and this node with -run-id %s: all nodes need the same", given)
+		}
 		values, err := a.nodes.MultiGet(ctx, keys)
 		if err != nil {
 			return err
@@ -761,8 +777,8 @@ func (a *agent) environ(local, restarts int, addr, errorFile string) []string {
 }
 
 // start starts a rank. Its end is sent to exits. again is not 0 for a rank of an elastic job that is
-// started again.
-func (a *agent) start(local, restarts, again int, addr string, exits chan<- exit) (*rank, error) {
+// started again; with join it joins a group that exists.
+func (a *agent) start(local, restarts, again int, join bool, addr string, exits chan<- exit) (*rank, error) {
 	attempt, err := filepath.Abs(filepath.Join(a.dir, "attempt_"+strconv.Itoa(restarts)))
 	if err != nil {
 		return nil, err
@@ -783,8 +799,10 @@ func (a *agent) start(local, restarts, again int, addr string, exits chan<- exit
 	if a.Most > 0 {
 		r.cmd.Env = append(r.cmd.Env, launch.EpochVariable+"="+r.epochFile)
 	}
-	if again > 0 {
+	if join {
 		r.cmd.Env = append(r.cmd.Env, launch.JoinVariable+"=1")
+	}
+	if again > 0 {
 		restarts = again
 	}
 	setProcAttr(r.cmd)

@@ -9,6 +9,9 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/store/tcp"
 )
 
 // attempt is one run of all ranks of this node.
@@ -19,6 +22,7 @@ import (
 type attempt struct {
 	*agent
 	key    string // of what the agents store for this attempt
+	addr   string // of the ranks' store
 	ranks  []*rank
 	states map[*rank]Failure // of the ranks that have ended
 	failed []Failure         // those that failed and that no signal of the agent ended, in order
@@ -26,6 +30,7 @@ type attempt struct {
 
 	told         bool     // the ranks were told to end
 	over         bool     // the attempt has its ending
+	ended        bool     // the ranks' store says which rank has ended
 	failing      bool     // a rank of this node failed
 	reported     bool     // to node 0
 	sent         []string // signals of the agent
@@ -56,8 +61,14 @@ func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures
 		agent: a, key: "attempt/" + strconv.Itoa(restarts) + "/", culprit: -1,
 		states: make(map[*rank]Failure), ends: make(chan ending, 1), alarms: make(chan alarm, 1),
 	}
-	addr, closeStore, err := a.rankStore(ctx, t.key+"store")
+	closeStore := func() {}
+	if a.signal == nil || a.NodeRank == 0 { // the other nodes wait for the store
+		t.addr, closeStore, err = a.rankStore(ctx, t.key+"store")
+	}
 	if a.signal != nil {
+		if err == nil {
+			defer closeStore()
+		}
 		end.Last, end.First = true, &Failure{
 			Rank: a.base, Host: a.host, ExitCode: signalCode(a.signal), Signal: signalName(a.signal), Time: time.Now(),
 		}
@@ -86,7 +97,7 @@ func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures
 	exits := make(chan exit, a.Procs)
 	var startErr error
 	for local := range a.Procs {
-		r, err := a.start(local, restarts, 0, addr, exits)
+		r, err := a.start(local, restarts, 0, false, t.addr, exits)
 		if err != nil {
 			startErr = err
 			break
@@ -102,7 +113,7 @@ func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures
 		}})
 	}
 	if a.Most > 0 && startErr == nil {
-		t.elastic = t.newElastic(addr, exits)
+		t.elastic = t.newElastic(exits)
 		defer t.elastic.looks.Stop()
 	}
 	if err := t.run(ctx, exits); err != nil {
@@ -119,6 +130,7 @@ func (t *attempt) endKey() string   { return t.key + "end" }
 func (t *attempt) lastKey() string  { return t.key + "last" }
 func (t *attempt) doneKey() string  { return t.key + "done" }
 func (t *attempt) alarmKey() string { return t.key + "alarm" }
+func (t *attempt) endedKey() string { return t.key + "ended" }
 
 func (t *attempt) reportKey(node int) string { return t.key + "report/" + strconv.Itoa(node) }
 
@@ -235,6 +247,7 @@ func (t *attempt) exited(x exit) {
 	f := t.failure(x)
 	t.states[x.rank] = f
 	if x.code == 0 {
+		t.tellEnded(f.Rank, f.ended())
 		if t.live() == 0 && !t.failing && !t.over {
 			t.done(t.doneKey(), t.endKey())
 		}
@@ -254,6 +267,33 @@ func (t *attempt) exited(x exit) {
 		}
 		t.awaitOthers()
 	}
+}
+
+// tellEnded tells the ranks that one has ended for good. Those that wait for it in pg.Init fail; all others do not look.
+// The first such rank is enough.
+func (t *attempt) tellEnded(rank int, how string) {
+	if t.ended || t.size == 1 {
+		return
+	}
+	t.ended = true
+	text, err := json.Marshal(launch.Ended{Rank: rank, Size: t.size, How: how})
+	if err != nil {
+		panic(err) // numbers and strings
+	}
+	t.watchers.Go(func() {
+		ctx, cancel := context.WithTimeout(t.watching, storeWait)
+		defer cancel()
+		// When the job is over, the stores are gone, and nobody waits.
+		if t.nodes.Set(ctx, t.endedKey(), nil) != nil {
+			return
+		}
+		st, err := tcp.New(ctx, t.addr, tcp.Options{TLS: t.tls, Token: t.token, Job: t.jobName(), Timeout: storeWait})
+		if err != nil {
+			return
+		}
+		defer st.Close()
+		_, _ = st.CompareSet(ctx, launch.EndedKey, nil, text)
+	})
 }
 
 // awaitOthers begins to wait for the ends of other ranks.

@@ -16,6 +16,12 @@
 // temporary directory. The agent removes it at the end; if the agent is killed, its guard
 // does. The error files of failed ranks stay in Job.LogDir.
 //
+// # Ranks that end early
+//
+// A rank may end with exit code 0 while others wait for it in pg.Init. The agent writes to the ranks' store that it has
+// ended (launch.EndedKey). Init fails on the others within a second, and names it. Only ranks that wait in Init look
+// there.
+//
 // # How a job ends
 //
 // A rank fails by ending with an exit code other than 0, or by a signal. The rank that
@@ -36,20 +42,22 @@
 // rank at fault need not have failed: it may be stopped, or have ended with exit code 0
 // while others needed it.
 //
-// Then there is another attempt. After the last one the Summary describes the rank at
+// Then there is another attempt, after a pause of 100 ms. Each further pause is twice as long, up to 30 s. After an
+// attempt of a minute or more they begin anew. After the last attempt the Summary describes the rank at
 // fault and lists the others that failed.
 //
 // # Elastic jobs
 //
-// With Job.Least and Job.Most a rank that fails is started again alone, and the others go on. It gets
-// C10D_JOIN=1, so that pg.Init joins the group, and all ranks get C10D_ELASTIC with the two numbers.
+// With Job.Least and Job.Most a rank that fails is started again alone, and the others go on. Once the
+// group has been made it gets C10D_JOIN=1, so that pg.Init joins the group. Before that it takes its place
+// in Init again. All ranks get C10D_ELASTIC with the two numbers.
 // TORCHELASTIC_RESTART_COUNT stays 0, and the store the same. Each rank writes the epochs of its group
 // to the file C10D_EPOCH_FILE. The agent logs the members of each epoch.
 //
 // Every agent publishes how many of its ranks run, are in the group, and have ended with 0. Node 0
 // declares the end. The job fails if fewer than Job.Least ranks are left, or no member of the group.
-// It succeeds if all ranks have ended, and Job.Least of them with 0. After the first that ends with 0
-// no rank is started again. Ranks that wait to join get SIGTERM, and SIGKILL after Job.Grace. When
+// It succeeds if all ranks have ended, and Job.Least of them with 0; without a group, none may have failed. After the
+// first that ends with 0 no rank is started again. Ranks that wait to join get SIGTERM, and SIGKILL after Job.Grace. When
 // another node's agent dies, its ranks end with it.
 //
 // # Signals

@@ -17,9 +17,6 @@ const (
 	// elasticLook is the time between two looks at the epochs and at the other nodes.
 	elasticLook = 100 * time.Millisecond
 
-	// restartPause is the pause before a rank is started again that has lived for less than that.
-	restartPause = time.Second
-
 	// sameFailure is the longest time between failures that have one cause.
 	sameFailure = 10 * time.Second
 )
@@ -30,15 +27,17 @@ const (
 // or too few, or no member that others could join.
 type elastic struct {
 	*attempt
-	addr     string // of the ranks' store
 	exits    chan<- exit
 	slots    []*slot // by local rank
 	again    chan *slot
 	looks    *time.Ticker
-	restarts int
+	restarts int // that have begun
+	awaited  int // restarts that have not
 
 	epoch     launch.Epoch // the latest that was shown
 	published string
+	met       bool         // the group has been made: ranks that are started again join it
+	metTold   bool         // the other nodes know it
 	finishing bool         // a rank has ended with 0: no rank is started again
 	lost      map[int]bool // the nodes whose launchers have ended
 }
@@ -48,10 +47,12 @@ type slot struct {
 	local     int
 	rank      *rank
 	started   time.Time
-	member    bool      // the process is in the group, or was started first
-	live      bool      // there is a process, or will be
-	finished  bool      // with 0
-	dismissed time.Time // when it was told to end, because it waited to join a group that has finished
+	member    bool          // the process is in the group, or makes it
+	live      bool          // there is a process, or will be
+	awaited   bool          // there will be one
+	pause     time.Duration // before its last restart
+	finished  bool          // with 0
+	dismissed time.Time     // when it was told to end, because it waited to join a group that has finished
 	last      *Failure
 	id        int // the process's number as a member; -1: not known yet
 	epoch     launch.Epoch
@@ -62,11 +63,11 @@ type progress struct {
 	Live     int       `json:"live"`    // ranks that run, or are about to be started again
 	Members  int       `json:"members"` // those of them that are in the group
 	Finished int       `json:"finished"`
-	Failures []Failure `json:"failures,omitempty"` // the latest of each rank
+	Failures []Failure `json:"failures,omitempty"` // the latest of each rank, and ends with 0 before there was a group
 }
 
-func (t *attempt) newElastic(addr string, exits chan<- exit) *elastic {
-	e := &elastic{attempt: t, addr: addr, exits: exits, again: make(chan *slot, t.Procs), looks: time.NewTicker(elasticLook), lost: make(map[int]bool)}
+func (t *attempt) newElastic(exits chan<- exit) *elastic {
+	e := &elastic{attempt: t, exits: exits, again: make(chan *slot, t.Procs), looks: time.NewTicker(elasticLook), lost: make(map[int]bool)}
 	for r := range t.size {
 		e.epoch.IDs = append(e.epoch.IDs, r)
 	}
@@ -78,6 +79,7 @@ func (t *attempt) newElastic(addr string, exits chan<- exit) *elastic {
 
 func (e *elastic) progressKey(node int) string { return e.key + "progress/" + strconv.Itoa(node) }
 func (e *elastic) finishingKey() string        { return e.key + "finishing" }
+func (e *elastic) metKey() string              { return e.key + "met" }
 
 // exited handles the end of a rank.
 func (e *elastic) exited(x exit) {
@@ -87,11 +89,15 @@ func (e *elastic) exited(x exit) {
 	s.live = false
 	switch {
 	case x.code == 0:
-		s.finished = !e.leaving()
+		if s.finished = !e.leaving(); !e.met {
+			s.last = &f // others may fail because of it
+		}
+		e.tellEnded(f.Rank, f.ended())
 		return
 	case !s.dismissed.IsZero():
 		return
 	case e.told:
+		e.tellEnded(f.Rank, f.ended())
 		if !slices.Contains(e.sent, f.Signal) {
 			e.failed = append(e.failed, f)
 		}
@@ -109,17 +115,18 @@ func (e *elastic) exited(x exit) {
 	switch {
 	case e.finishing:
 		e.Logf("rank %d failed (%s)", f.Rank, f.how())
-	case e.restarts >= e.MaxRestarts:
-		e.Logf("rank %d failed (%s): it is not started again, because this node has had %d restarts", f.Rank, f.how(), e.restarts)
+		e.tellEnded(f.Rank, f.ended())
+	case e.ended && !e.met:
+		e.Logf("rank %d failed (%s): it is not started again, because the group cannot be made without the ranks that have ended", f.Rank, f.how())
+	case e.restarts+e.awaited >= e.MaxRestarts:
+		e.Logf("rank %d failed (%s): it is not started again, because this node has had %d restarts", f.Rank, f.how(), e.MaxRestarts)
+		e.tellEnded(f.Rank, f.ended())
 	default:
-		e.restarts++
-		e.Logf("rank %d failed (%s): restart %d of %d", f.Rank, f.how(), e.restarts, e.MaxRestarts)
-		s.live, s.member = true, false
-		pause := time.Duration(0)
-		if time.Since(s.started) < restartPause {
-			pause = restartPause
-		}
-		time.AfterFunc(pause, func() { e.again <- s })
+		s.pause = nextPause(s.pause, time.Since(s.started))
+		e.Logf("rank %d failed (%s): it is started again after %v if the job goes on", f.Rank, f.how(), s.pause)
+		s.live, s.awaited, s.member = true, true, !e.met
+		e.awaited++
+		time.AfterFunc(s.pause, func() { e.again <- s })
 	}
 }
 
@@ -127,18 +134,36 @@ func (e *elastic) exited(x exit) {
 // they cannot.
 func (e *elastic) leaving() bool { return e.signal != nil && e.NodeRank > 0 }
 
+// stays drops the restart that a slot awaits.
+func (e *elastic) stays(s *slot) {
+	s.live, s.awaited = false, false
+	e.awaited--
+	if s.last != nil {
+		e.tellEnded(s.last.Rank, s.last.ended())
+	}
+}
+
 // restart starts the rank of a slot again.
 func (e *elastic) restart(s *slot) {
-	if s.live = !e.over && !e.told && !e.finishing; !s.live {
+	if !s.awaited {
 		return
 	}
-	r, err := e.start(s.local, 0, e.restarts, e.addr, e.exits)
+	e.look()
+	if e.over || e.told || e.finishing {
+		e.stays(s)
+		return
+	}
+	r, err := e.start(s.local, 0, e.restarts+1, e.met, e.addr, e.exits)
 	if err != nil {
 		e.Logf("rank %d cannot be started again: %v", e.base+s.local, err)
-		s.live = false
+		e.stays(s)
 		return
 	}
-	s.rank, s.started, s.id, s.epoch = r, time.Now(), -1, launch.Epoch{}
+	s.awaited = false
+	e.awaited--
+	e.restarts++
+	e.Logf("rank %d: restart %d of %d", e.base+s.local, e.restarts, e.MaxRestarts)
+	s.rank, s.started, s.id, s.epoch, s.member = r, time.Now(), -1, launch.Epoch{}, !e.met
 	e.ranks = append(e.ranks, r)
 }
 
@@ -146,12 +171,13 @@ func (e *elastic) restart(s *slot) {
 func (e *elastic) look() {
 	latest := e.epoch
 	for _, s := range e.slots {
-		if !s.live {
-			continue
-		}
 		now, err := launch.ReadEpoch(s.rank.epochFile)
 		if err != nil {
 			continue // nothing yet
+		}
+		e.met = e.met || len(now.IDs) > 0
+		if !s.live || s.awaited {
+			continue
 		}
 		s.id = now.ID
 		if now.Epoch <= s.epoch.Epoch {
@@ -173,7 +199,7 @@ func (e *elastic) look() {
 // any rank wrote that epoch, but perhaps after look had read its file.
 func (e *elastic) learn() {
 	for _, s := range e.slots {
-		if s.live && s.id < 0 {
+		if s.live && !s.awaited && s.id < 0 {
 			if now, err := launch.ReadEpoch(s.rank.epochFile); err == nil {
 				s.id = now.ID
 			}
@@ -245,8 +271,22 @@ func (e *elastic) tick() {
 	if err == nil && !e.finishing {
 		e.finishing, err = e.nodes.Check(ctx, e.finishingKey())
 	}
+	if err == nil && !e.metTold {
+		if e.metTold, err = e.nodes.Check(ctx, e.metKey()); err == nil && e.met && !e.metTold {
+			err = e.nodes.Set(ctx, e.metKey(), nil)
+		}
+		e.met = e.met || e.metTold
+	}
+	if err == nil && !e.ended {
+		e.ended, err = e.nodes.Check(ctx, e.endedKey())
+	}
 	if err != nil {
 		return // awaitEnd says that node 0 is gone
+	}
+	for _, s := range e.slots {
+		if s.awaited && (e.over || e.told || e.finishing) {
+			e.stays(s)
+		}
 	}
 	if e.finishing {
 		for _, s := range e.slots {
@@ -290,6 +330,11 @@ func (e *elastic) judge(ctx context.Context) error {
 			if !e.lost[n] {
 				e.lost[n] = true
 				e.Logf("the launcher of node %d has ended, and its ranks with it", n)
+				first := 0
+				for _, procs := range e.procs[:n] {
+					first += procs
+				}
+				e.tellEnded(first, fmt.Sprintf("rank %d has ended with the launcher of node %d", first, n))
 			}
 			p.Live, p.Members = 0, 0
 		}
@@ -300,7 +345,7 @@ func (e *elastic) judge(ctx context.Context) error {
 	case sum.Finished > 0 && !e.finishing:
 		return e.nodes.Set(ctx, e.finishingKey(), nil)
 	case e.signal != nil && e.live() > 0: // the job ends as these ranks do
-	case sum.Live == 0 && sum.Finished >= e.Least:
+	case sum.Live == 0 && sum.Finished >= e.Least && (e.met || !slices.ContainsFunc(sum.Failures, func(f Failure) bool { return f.failed() })):
 		e.declare(e.endKey(), ending{OK: true})
 	case sum.Finished == 0 && (sum.Live < e.Least || sum.Members == 0) || sum.Live == 0:
 		e.declare(e.endKey(), e.blame(sum.Failures))
@@ -317,7 +362,7 @@ func (e *elastic) blame(all []Failure) ending {
 			last = f.Time
 		}
 	}
-	all = slices.DeleteFunc(all, func(f Failure) bool { return last.Sub(f.Time) > sameFailure })
+	all = slices.DeleteFunc(all, func(f Failure) bool { return f.failed() && last.Sub(f.Time) > sameFailure })
 	end := ending{First: judge(all, e.size), Code: 1}
 	if end.First == nil {
 		end.First = &Failure{Rank: -1, ExitCode: 1, Host: e.host, Time: time.Now(), Message: "the launchers of other nodes are gone, and too few ranks are left"}

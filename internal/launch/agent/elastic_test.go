@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,9 +21,16 @@ import (
 	"github.com/c10d-go/c10d/internal/launch"
 )
 
-// elasticJob is a job of shells. A rank that is started again joins: it writes an epoch.
+// elasticJob is a job of shells whose group has been made. A rank that is started again joins: it writes an epoch.
 func elasticJob(n int, sizes, script string) (Job, *[]string) {
+	return unmetJob(n, sizes, `[ -n "$C10D_JOIN" ] || meets
+`+script)
+}
+
+// unmetJob is a job of shells. They make a group when they call meets.
+func unmetJob(n int, sizes, script string) (Job, *[]string) {
 	j := sh(n, `
+meets() { echo "{\"epoch\":0,\"id\":$RANK,\"ids\":[0,1]}" > $C10D_EPOCH_FILE.new; mv $C10D_EPOCH_FILE.new $C10D_EPOCH_FILE; }
 joins() { echo "{\"epoch\":$1,\"id\":$2,\"ids\":[$3],\"left\":[{\"id\":$4,\"why\":\"it died\"}]}" > $C10D_EPOCH_FILE.new; mv $C10D_EPOCH_FILE.new $C10D_EPOCH_FILE; }
 await() { until [ -e $C10D_SCRATCH_DIR/$1 ]; do sleep 0.02; done; }
 `+script)
@@ -58,7 +64,8 @@ esac`)
 	require.ElementsMatch(t, []string{
 		"[rank0] 0 of 2, elastic 1:2, joins '', restart 0", "[rank1] 1 of 2, elastic 1:2, joins '', restart 0", "[rank1] 1 of 2, elastic 1:2, joins '1', restart 0",
 	}, lines)
-	require.Contains(t, *said, "rank 1 failed (exit code 7): restart 1 of 3")
+	require.Contains(t, *said, "rank 1 failed (exit code 7): it is started again after 100ms if the job goes on")
+	require.Contains(t, *said, "rank 1: restart 1 of 3")
 	require.Contains(t, *said, "epoch 2: 2 ranks, members 0, 2; 1 left (it died), 2 came (rank 1 of this launcher)")
 	require.Len(t, s.Others, 1)
 }
@@ -79,16 +86,51 @@ esac`)
 	require.Contains(t, *said, "rank 1 failed (exit code 7): it is not started again, because this node has had 0 restarts")
 }
 
-// TestElasticNobodyIsLeft: all members fail. Ranks that are started again have no group to join.
+// TestElasticNobodyIsLeft: all members fail. Ranks that are started again have no group to join. Only the restarts
+// that happen are announced and counted.
 func TestElasticNobodyIsLeft(t *testing.T) {
-	j, _ := elasticJob(2, "1:2", `
+	j, said := elasticJob(2, "1:2", `
+echo up
 [ -n "$C10D_JOIN" ] && exec sleep 600
-sleep 0.$RANK
+[ $RANK = 1 ] && sleep 0.5
 exit 3`)
-	s, _, _ := run(t, j)
+	s, out, _ := run(t, j)
 	require.False(t, s.OK)
 	require.Equal(t, 3, s.ExitCode)
-	require.Equal(t, 2, s.Restarts)
+	require.Equal(t, strings.Count(out, "up")-2, s.Restarts)
+	require.Equal(t, s.Restarts, strings.Count(strings.Join(*said, "\n"), ": restart "), "%q", *said)
+}
+
+// TestElasticBeforeTheGroup: a rank that fails before the group has been made is started again as it was the first
+// time, because the others still wait for it.
+func TestElasticBeforeTheGroup(t *testing.T) {
+	j, said := unmetJob(2, "1:2", `
+echo "$RANK joins '$C10D_JOIN'"
+if [ $RANK = 1 ] && ! [ -e $C10D_SCRATCH_DIR/again ]; then touch $C10D_SCRATCH_DIR/again; exit 3; fi
+[ $RANK = 1 ] && touch $C10D_SCRATCH_DIR/here
+await here; meets`)
+	s, out, errs := run(t, j)
+	require.True(t, s.OK, "%s", errs)
+	require.Equal(t, 3, strings.Count(out, "joins ''"), out)
+	require.Contains(t, *said, "rank 1: restart 1 of 3")
+}
+
+// TestElasticNoGroup: a rank has ended before there was a group, and the others fail. That is no success, and nobody is
+// started again for it.
+func TestElasticNoGroup(t *testing.T) {
+	for name, first := range map[string]string{"with 0": "exit 0", "failed too often": "exit 5"} {
+		t.Run(name, func(t *testing.T) {
+			j, said := unmetJob(2, "1:2", `
+[ $RANK = 1 ] && { touch $C10D_SCRATCH_DIR/gone; `+first+`; }
+await gone
+sleep 1
+exit 3`)
+			j.MaxRestarts = 0
+			s, _, errs := run(t, j)
+			require.False(t, s.OK, "%s", errs)
+			require.NotContains(t, strings.Join(*said, "\n"), ": restart ")
+		})
+	}
 }
 
 // TestElasticWaitsForNobody: the job is complete while a rank still waits to join.
@@ -119,12 +161,14 @@ func TestElasticCrashes(t *testing.T) {
 until [ -e $C10D_SCRATCH_DIR/end ]; do sleep 0.02; done`)
 	j.MaxRestarts = 2
 	j.Command[2] = strings.Replace(j.Command[2], "[ $RANK = 1 ] && exit 3", `[ $RANK = 1 ] && { echo >> $C10D_SCRATCH_DIR/n; [ $(wc -l < $C10D_SCRATCH_DIR/n) = 3 ] && touch $C10D_SCRATCH_DIR/end; exit 3; }`, 1)
-	begun := time.Now()
 	s, _, errs := run(t, j)
 	require.True(t, s.OK, "%s", errs)
 	require.Equal(t, 2, s.Restarts)
-	require.GreaterOrEqual(t, time.Since(begun), 2*restartPause)
-	require.Regexp(t, regexp.MustCompile(`rank 1 failed \(exit code 3\): restart 2 of 2`), strings.Join(*said, "\n"))
+	require.Equal(t, []string{
+		"rank 1 failed (exit code 3): it is started again after 100ms if the job goes on", "rank 1: restart 1 of 2",
+		"rank 1 failed (exit code 3): it is started again after 200ms if the job goes on", "rank 1: restart 2 of 2",
+		"rank 1 failed (exit code 3): it is not started again, because this node has had 2 restarts",
+	}, *said)
 }
 
 // TestElasticSignalOnAllNodes: node 1 is gone before the ranks of node 0 have ended. The job ends with the code of the

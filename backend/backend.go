@@ -169,7 +169,8 @@ type Options struct {
 
 	Rank, Size int
 
-	// Timeout is the limit of an operation and of the rendezvous; 0 or less means DefaultTimeout.
+	// Timeout is the limit of an operation (see BroadcastOptions) and of the rendezvous; 0 or less means
+	// DefaultTimeout.
 	Timeout time.Duration
 
 	Group       string // the group's name
@@ -194,6 +195,10 @@ type Options struct {
 	// this library then.
 	Meeting Meeting
 
+	// Checks says that the group's collectives compare the calls of another group, as package detail's do.
+	// Its texts do not count them, and an operation that times out lets the other group say why first.
+	Checks bool
+
 	// TLS, if not nil, is how the ranks encrypt what they send each other and prove
 	// who they are. A backend that cannot do so over a connection returns an error.
 	TLS *tls.Config
@@ -216,7 +221,9 @@ type SpecificOptions interface {
 
 // BroadcastOptions are the options of Broadcast. In every options struct Timeout counts from the
 // time when the operation begins to run, after the earlier ones. 0 means the group's timeout. The
-// call's context counts from the call.
+// call's context counts from the call. An operation whose time is over, or whose context's deadline has come, ends
+// at most 0.3 s later, or a tenth of the time if that is more. In between it may still succeed: the other ranks
+// are asked who is missing, which begins before the time is over. A process that waits for a CPU may be later.
 type BroadcastOptions struct {
 	Root       int
 	RootTensor int // which of the root's tensors is sent

@@ -52,7 +52,8 @@
 // different groups run at the same time.
 //
 // Nothing hangs. An operation ends with its result, its timeout, its context, the death of
-// a rank, or Close. A failed operation ends the group, at once and on every rank. The error,
+// a rank, or Close. After its timeout, or its context's deadline, it ends within 0.3 s, or within a
+// tenth of that time if that is more. A failed operation ends the group, at once and on every rank. The error,
 // a *work.Error, names the operation, its number, and the rank at fault: the one that died,
 // stopped answering, did not call the operation, cancelled it, or panicked. Every rank's
 // error has the text of the reason.

@@ -26,7 +26,8 @@ type Options struct {
 	Backend string
 
 	// Timeout bounds the rendezvous and every operation that sets none; 0 or less
-	// means backend.DefaultTimeout (30 minutes).
+	// means backend.DefaultTimeout (30 minutes). An operation ends at most 0.3 s after its timeout, or a
+	// tenth of it if that is more, also with Detail.
 	Timeout time.Duration
 
 	// Name is the group's name, "0" if empty. PyTorch's default group is "0".

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/detail"
+	"github.com/c10d-go/c10d/internal/begun"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -65,10 +67,12 @@ func (c *control) Recv(context.Context, *tensor.Tensor, int, backend.P2POptions)
 type inner struct {
 	fake
 	ran int
+	ctx context.Context // of the last one
 }
 
-func (i *inner) Broadcast(context.Context, []*tensor.Tensor, backend.BroadcastOptions) (*work.Work, error) {
+func (i *inner) Broadcast(ctx context.Context, _ []*tensor.Tensor, _ backend.BroadcastOptions) (*work.Work, error) {
 	i.ran++
+	i.ctx = ctx
 	return work.Completed(work.Info{}, nil), nil
 }
 
@@ -95,11 +99,15 @@ func TestABrokenCheck(t *testing.T) {
 				b, err := detail.New(t.Context(), i, func(context.Context, backend.Options) (backend.Backend, error) { return c, nil },
 					backend.Options{Store: st, Group: "g", Size: 2})
 				require.NoError(t, err)
+				before := time.Now()
 				_, err = b.Broadcast(t.Context(), []*tensor.Tensor{zeros(tensor.Float32, 3)}, backend.BroadcastOptions{})
 				switch tc.fails {
 				case "nothing":
 					require.NoError(t, err)
 					require.Equal(t, 1, i.ran)
+					c, ok := i.ctx.(*begun.Context)
+					require.True(t, ok, "the operation has the time that the check has left")
+					require.False(t, c.Since.Before(before))
 					return
 				case "nothing but the length":
 					require.ErrorIs(t, err, work.ErrMismatch)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/begun"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -25,6 +26,10 @@ type Backend struct {
 	group   string
 	dialect store.Dialect
 	store   store.Store // under the control group's prefix
+
+	closed   chan struct{} // by Close
+	close    sync.Once
+	watching sync.WaitGroup
 
 	again sync.Once // the second look at who is a rank of this library
 	ours  []bool    // by rank
@@ -42,9 +47,10 @@ type Backend struct {
 // group must call New. If New succeeds, the wrapper owns both groups; otherwise the caller closes
 // inner.
 func New(ctx context.Context, inner backend.Backend, connect func(context.Context, backend.Options) (backend.Backend, error), o backend.Options) (*Backend, error) {
-	b := &Backend{Backend: inner, group: o.Group, dialect: o.Dialect, ours: make([]bool, o.Size)}
+	b := &Backend{Backend: inner, group: o.Group, dialect: o.Dialect, ours: make([]bool, o.Size), closed: make(chan struct{})}
 	o.Group = "pg_wrapper:" + o.Group
 	o.Store = store.Prefix(o.Group, o.Store)
+	o.Checks = true
 	b.store = o.Store
 	// Before other ranks can be connected to this one.
 	if err := o.Store.Set(ctx, mark(o.Rank), []byte("1")); err != nil {
@@ -55,10 +61,12 @@ func New(ctx context.Context, inner backend.Backend, connect func(context.Contex
 		return nil, fmt.Errorf("detail: the second group, which the ranks make under TORCH_DISTRIBUTED_DEBUG=DETAIL: %w", err)
 	}
 	b.control = control
-	b.limitChecks(o.Timeout)
 	if err := b.look(ctx); err != nil {
 		control.Abort(err)
 		return nil, errors.Join(fmt.Errorf("detail: %w", err), control.Close())
+	}
+	if f, ok := inner.(failing); ok {
+		b.watching.Go(func() { b.watch(f) })
 	}
 	return b, nil
 }
@@ -91,31 +99,28 @@ func (b *Backend) look(ctx context.Context) error {
 // Unwrap returns the backend whose operations are checked.
 func (b *Backend) Unwrap() backend.Backend { return b.Backend }
 
-// SetTimeout sets the limit of later operations. Each step of a check may take longer by the time
-// that a diagnosis takes.
+// SetTimeout sets the limit of later operations, each with its check.
 func (b *Backend) SetTimeout(d time.Duration) {
 	b.Backend.SetTimeout(d)
-	b.limitChecks(d)
+	b.control.SetTimeout(d)
 }
 
-// diagnosis is how long the ranks in an operation may take to find out who is to blame, once its
-// time is over. A rank that has done its part waits in the check of the next operation, and in the
-// control group it looks as if the others had not come.
-const diagnosis = 4 * time.Second
-
-func (b *Backend) limitChecks(d time.Duration) {
-	if d > 0 {
-		b.control.SetTimeout(withDiagnosis(d))
-	}
+// failing is a backend that says when its group has failed, and why.
+type failing interface {
+	Failed() <-chan struct{}
+	Err() error
 }
 
-// withDiagnosis adds the time of a diagnosis to d, the limit of an operation. The sum is the limit of one step of a
-// check. 0 or less stays as it is, and so does a d so long that the sum would overflow.
-func withDiagnosis(d time.Duration) time.Duration {
-	if d <= 0 {
-		return d
+// watch ends the control group when the group itself has failed: a rank that has done its part waits in the check
+// of the next operation. There it looks as if the others had not come.
+func (b *Backend) watch(f failing) {
+	select {
+	case <-f.Failed():
+		if err := f.Err(); err != nil && !errors.Is(err, work.ErrClosed) {
+			b.control.Abort(err)
+		}
+	case <-b.closed:
 	}
-	return max(d, d+diagnosis)
 }
 
 // Abort ends all operations and checks with cause, on every rank.
@@ -158,6 +163,8 @@ func (b *Backend) Close() error {
 	if w := b.last.Load(); w != nil && w.IsCompleted() && !w.IsSuccess() && !errors.Is(w.Err(), work.ErrClosed) {
 		b.control.Abort(w.Err())
 	}
+	b.close.Do(func() { close(b.closed) })
+	b.watching.Wait()
 	return errors.Join(b.Backend.Close(), b.control.Close())
 }
 
@@ -188,14 +195,17 @@ func (c *call) fingerprint(own bool) Fingerprint {
 }
 
 // run checks a collective and issues it.
-func (b *Backend) run(ctx context.Context, c call, issue func() (*work.Work, error)) (*work.Work, error) {
+//
+// Check and operation together have the operation's timeout.
+func (b *Backend) run(ctx context.Context, c call, issue func(context.Context) (*work.Work, error)) (*work.Work, error) {
 	if slices.Contains(c.tensors, nil) || slices.Contains(c.more, nil) {
-		return issue() // which refuses it
+		return issue(ctx) // which refuses it
 	}
+	ctx = &begun.Context{Context: ctx, Since: time.Now()}
 	if err := b.check(ctx, &c); err != nil {
 		return nil, err
 	}
-	w, err := issue()
+	w, err := issue(ctx)
 	if err == nil {
 		b.last.Store(w)
 		b.issued.Add(1)
@@ -206,7 +216,7 @@ func (b *Backend) run(ctx context.Context, c call, issue func() (*work.Work, err
 
 // check returns nil when all ranks' next collectives agree.
 func (b *Backend) check(ctx context.Context, c *call) error {
-	timeout := withDiagnosis(c.timeout)
+	timeout := c.timeout
 	info := work.Info{Op: c.op, Seq: b.Seq(), Group: b.group, Rank: b.Rank()}
 	own := c.fingerprint(false)
 	if err := ctx.Err(); err != nil {

@@ -694,6 +694,52 @@ func testCheckWaits(t *testing.T) {
 	}
 }
 
+// TestTimeout: an operation and its check together have the operation's timeout. The text has that time, and no
+// numbers of the check's own collectives.
+func TestTimeout(t *testing.T) {
+	for _, limit := range []time.Duration{200 * time.Millisecond, 3 * time.Second, time.Minute} {
+		for _, byContext := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v, by the context %v", limit, byContext), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					var errs each[error]
+					var took each[time.Duration]
+					job(t, 3, pg.Options{Timeout: 10 * time.Minute}, nil, func(g *pg.ProcessGroup) {
+						if err := barrier(g); err != nil {
+							t.Errorf("rank %d: %v", g.Rank(), err)
+						}
+						if g.Rank() == 1 {
+							time.Sleep(limit + 10*time.Second)
+							return
+						}
+						begun, ctx, timeout := time.Now(), context.Background(), limit
+						if byContext {
+							var cancel context.CancelFunc
+							ctx, cancel = context.WithTimeout(ctx, limit)
+							defer cancel()
+							timeout = 0
+						}
+						_, err := g.AllReduce(ctx, []*tensor.Tensor{zeros(tensor.Float32, 1)}, backend.AllReduceOptions{Timeout: timeout})
+						errs.put(g.Rank(), err)
+						took.put(g.Rank(), time.Since(begun))
+					})
+					for _, r := range []int{0, 2} {
+						err, d := errs.of[r], took.of[r]
+						require.ErrorIs(t, err, work.ErrTimeout)
+						require.GreaterOrEqual(t, d, limit)
+						require.LessOrEqual(t, d, max(limit+300*time.Millisecond, limit*11/10))
+						require.ErrorContains(t, err, fmt.Sprintf("failed to pass monitoredBarrier in %d ms", limit.Milliseconds()))
+						require.ErrorContains(t, err, "rank 1 has not called it")
+						require.NotContains(t, err.Error(), "has issued")
+						var e *work.Error
+						require.ErrorAs(t, err, &e)
+						require.Equal(t, 1, e.Peer)
+					}
+				})
+			})
+		}
+	}
+}
+
 // TestLongestTimeout: a group or an operation with the longest timeout waits for a rank in its check, too.
 func TestLongestTimeout(t *testing.T) {
 	for name, limits := range map[string][2]time.Duration{"of the group": {math.MaxInt64, 0}, "of the operation": {0, math.MaxInt64}} {

@@ -45,7 +45,7 @@
 //
 // # Cost
 //
-// Each collective takes a round trip through rank 0 and two all-gathers more, and its call waits
+// A check and its operation together have the operation's timeout. Each collective takes a round trip through rank 0 and two all-gathers more, and its call waits
 // for all ranks. Collectives no longer overlap with computation. Ranks that issue collectives of
 // two groups in different orders wait for each other until the timeout. Use it to find a fault,
 // not in production.

@@ -699,13 +699,7 @@ func runBarrier(e *engine) error {
 		return b.route.barrier(e)
 	}
 	for _, earlier := range b.before(q) {
-		select {
-		case <-earlier.Done():
-		case <-e.ctx.Done():
-			b.giveUp(e.mesh, &q.called, -1, canceled(e.ctx))
-		case <-e.late():
-			b.giveUp(e.mesh, &q.called, -1, tooLate(&q.called))
-		}
+		e.sleep(earlier.Done(), e.mesh.Failed(), anyRank)
 		if f := e.mesh.Fault(); f != nil {
 			return b.faultError(q.Info(), f)
 		}

@@ -52,7 +52,7 @@ func connect(ctx context.Context, o backend.Options, set settings) (*session, er
 			return rendezvous.Connect(ctx, c)
 		}
 	}
-	s := &session{rank: o.Rank, size: o.Size, log: logger(o), onFailure: o.Failed, closed: make(chan struct{}), asking: make(chan struct{}, 1)}
+	s := &session{rank: o.Rank, size: o.Size, log: logger(o), onFailure: o.Failed, closed: make(chan struct{}), checks: o.Checks}
 	for i := range set.Interfaces {
 		m, err := join(ctx, o, i)
 		if err != nil {
@@ -85,6 +85,9 @@ func connect(ctx context.Context, o backend.Options, set settings) (*session, er
 		if err := s.shareMemory(ctx, nat); err != nil {
 			return nil, errors.Join(err, s.close())
 		}
+	}
+	for range s.meshes {
+		s.inquiries = append(s.inquiries, newInquiry(s.log, s.layout, s.checks))
 	}
 	s.chooseRoute()
 	s.watch()

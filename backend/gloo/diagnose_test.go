@@ -1,19 +1,23 @@
 package gloo
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/work"
 )
 
-// patient is a mesh of ranks that answer after some time, the negative never.
+// patient is a mesh of ranks that answer each question after some time, the negative never.
 type patient struct {
 	transport.Mesh
 	after []time.Duration
-	begun time.Time
+	asked int
 }
 
 func (p *patient) Rank() int               { return 0 }
@@ -22,87 +26,135 @@ func (p *patient) Fault() *transport.Fault { return nil }
 func (p *patient) Failed() <-chan struct{} { return nil }
 
 func (p *patient) Diagnose(limit time.Duration, about ...int) []transport.Health {
-	health, all, by := make([]transport.Health, len(p.after)), time.Now(), time.Now().Add(limit)
+	p.asked++
+	health, wait := make([]transport.Health, len(p.after)), time.Duration(0)
 	for r, after := range p.after {
-		at := p.begun.Add(after)
-		health[r] = transport.Health{Rank: r, Native: true, Answered: after >= 0 && !at.After(by)}
+		health[r] = transport.Health{Rank: r, Native: true, Answered: after >= 0 && after <= limit}
 		if !health[r].Answered {
-			at = by
+			after = limit
 		}
 		for _, other := range about {
 			if health[r].Answered && r > 0 {
 				health[r].Links = append(health[r].Links, transport.Link{Peer: other, Silent: limit})
 			}
 		}
-		if at.After(all) {
-			all = at
-		}
+		wait = max(wait, after)
 	}
-	time.Sleep(time.Until(all))
+	time.Sleep(wait)
 	return health
 }
 
-// TestDiagnose asks ranks that are stopped, slow, or both.
-func TestDiagnose(t *testing.T) {
-	const never = -1
-	ms := func(n ...time.Duration) []time.Duration {
-		for i := range n {
-			if n[i] > 0 {
-				n[i] *= time.Millisecond
+// TestTimeoutsEnd: whatever the others answer, an operation ends after its time, and before 1.1 times that or 0.3 s more
+// have passed. One that ends in time blames nobody.
+func TestTimeoutsEnd(t *testing.T) {
+	const never, ms = -1, time.Millisecond
+	for name, after := range map[string][]time.Duration{
+		"all answer": {0, ms, 20 * ms}, "one is stopped": {0, ms, never}, "one takes a while": {0, ms, 300 * ms}, "all are stopped": {0, never, never},
+	} {
+		for _, limit := range []time.Duration{0, ms, 10 * ms, 50 * ms, 200 * ms, time.Second, 2 * time.Second, 3 * time.Second, time.Minute, 30 * time.Minute} {
+			for _, busy := range []bool{false, true} {
+				for turn := range 3 {
+					t.Run(fmt.Sprintf("%s, %v, busy %v, turn %d", name, limit, busy, turn), func(t *testing.T) {
+						VirtualTime(t, func(t *testing.T) {
+							m := &patient{after: after}
+							q := newInquiry(slog.New(slog.DiscardHandler), nil, false)
+							q.lag = func() func() time.Duration {
+								begun := time.Now()
+								return func() time.Duration {
+									if busy {
+										return time.Since(begun) * 3 / 4
+									}
+									return 0
+								}
+							}
+							end := func(inTime bool) (took time.Duration) {
+								p := new(work.Promise)
+								since := time.Now()
+								d := &due{wait: wait{collective: true, since: since, until: since.Add(limit)}, mesh: m, ctx: context.Background(), work: p.Work(), turn: turn}
+								d.latest = d.until.Add(grace(limit, turn))
+								d.blame = func(*due, verdict) {
+									took = time.Since(since)
+									p.Complete(work.ErrTimeout)
+								}
+								time.Sleep(limit - lead(limit))
+								q.add(m, d)
+								if inTime {
+									time.Sleep(lead(limit) * 98 / 100)
+									p.Complete(nil)
+								}
+								q.wg.Wait()
+								return took
+							}
+							took := end(false)
+							require.GreaterOrEqual(t, took, limit)
+							require.LessOrEqual(t, took, max(limit+300*ms, limit*11/10))
+							if limit >= 3*time.Second && name == "all answer" && !busy && turn == 0 {
+								require.LessOrEqual(t, took, limit+20*ms, "the answers were there before")
+							}
+							if limit > 0 {
+								require.Zero(t, end(true))
+							}
+							require.Less(t, m.asked, 200, "questions")
+						})
+					})
+				}
 			}
 		}
-		return n
 	}
-	for _, tc := range []struct {
-		name   string
-		after  []time.Duration // of rank 0, this one, and others
-		lags   int             // in how many rounds this rank is kept waiting
-		take   time.Duration
-		silent int
-	}{
-		{"all answer", ms(0, 1, 20), 0, 20 * time.Millisecond, 0},
-		{"one is stopped", ms(0, 1, never), 0, leastRounds * diagnoseFor / 2, 1},
-		{"one takes a while", ms(0, 1, 300), 0, 300 * time.Millisecond, 0},
-		{"one is slower, and so is another", ms(0, 300, 500), 0, 500 * time.Millisecond, 0},
-		{"one is too slow", ms(0, 1, 1200), 0, leastRounds * diagnoseFor / 2, 1},
-		{"one is slow, and so is this one", ms(0, 1, 1200), leastRounds, 1200 * time.Millisecond, 0},
-		{"one is stopped, and this one is slow for a while", ms(0, 1, never), 8, 10 * diagnoseFor / 2, 1},
-		{"one is stopped, and this one is slow", ms(0, 1, never), 1 << 20, diagnoseMost, 1},
-		{"all are stopped", ms(0, never, never), 0, diagnoseMost, 2},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			VirtualTime(t, func(t *testing.T) {
-				m := &patient{after: tc.after, begun: time.Now()}
-				lag := func() func() time.Duration {
-					return func() time.Duration {
-						if tc.lags--; tc.lags >= 0 {
-							return diagnoseFor
-						}
-						return time.Millisecond
-					}
-				}
-				e := evidence{peer: -1}
-				diagnose(m, lag, &e)
-				require.Equal(t, tc.take, time.Since(m.begun))
-				require.Equal(t, tc.silent, silent(m, e.health))
-			})
-		})
-	}
+}
+
+// TestManyAreDue: an operation that is over before the one that is being asked for ends in its own time.
+func TestManyAreDue(t *testing.T) {
+	VirtualTime(t, func(t *testing.T) {
+		m := &patient{after: []time.Duration{0, time.Millisecond}}
+		q := newInquiry(slog.New(slog.DiscardHandler), nil, false)
+		begun := time.Now()
+		took := make(map[time.Duration]time.Duration)
+		add := func(limit time.Duration) {
+			p, now := new(work.Promise), time.Now()
+			d := &due{wait: wait{collective: true, since: now, until: now.Add(limit)}, mesh: m, ctx: context.Background(), work: p.Work()}
+			d.latest = d.until.Add(grace(limit, 0))
+			d.blame = func(*due, verdict) {
+				took[limit] = time.Since(now)
+				p.Complete(work.ErrTimeout)
+			}
+			q.add(m, d)
+		}
+		add(time.Minute)
+		time.Sleep(10 * time.Second)
+		add(10 * time.Millisecond)
+		q.wg.Wait()
+		require.InDelta(t, time.Minute, took[time.Minute], float64(300*time.Millisecond))
+		require.Less(t, took[10*time.Millisecond], 310*time.Millisecond)
+		require.Less(t, time.Since(begun), 66*time.Second)
+	})
 }
 
 // A rank that hears nobody, because its process does not get a CPU, blames itself for that.
 func TestDiagnoseWithoutCPU(t *testing.T) {
 	VirtualTime(t, func(t *testing.T) {
-		m := &patient{after: []time.Duration{0, -1, -1}, begun: time.Now()}
-		late := func() func() time.Duration {
+		diagnose := func(lag func() func() time.Duration) (found verdict) {
+			p, now := new(work.Promise), time.Now()
+			q := newInquiry(slog.New(slog.DiscardHandler), nil, false)
+			q.lag = lag
+			m := &patient{after: []time.Duration{0, -1, -1}}
+			d := &due{wait: wait{since: now, until: now.Add(time.Second)}, mesh: m, ctx: context.Background(), work: p.Work(), latest: now.Add(2 * time.Second)}
+			d.waitsFor.Store(anyRank)
+			d.blame = func(_ *due, v verdict) {
+				found = v
+				p.Complete(work.ErrTimeout)
+			}
+			q.add(m, d)
+			q.wg.Wait()
+			return found
+		}
+		v := diagnose(func() func() time.Duration {
 			begun := time.Now()
 			return func() time.Duration { return time.Since(begun) * 3 / 4 }
-		}
-		v := diagnose(m, late, &evidence{peer: -1})
+		})
 		require.Zero(t, v.rank)
-		require.Contains(t, v.why, "rank 0 is slow: it waited for a CPU for 2.5 s of 3.5")
-		m.begun = time.Now()
-		v = diagnose(m, func() func() time.Duration { return func() time.Duration { return 0 } }, &evidence{peer: -1})
+		require.Contains(t, v.why, "rank 0 is slow: it waited for a CPU for 1.5 s of 2.0")
+		v = diagnose(func() func() time.Duration { return func() time.Duration { return 0 } })
 		require.Contains(t, v.why, "its network does not work")
 	})
 }

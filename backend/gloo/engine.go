@@ -46,10 +46,11 @@ type engine struct {
 	// Of the operation being run:
 	ctx      context.Context
 	op       *operation
-	deadline time.Time // zero until somebody asks, see until
-	armed    bool      // the timer is set
-	early    bool      // to when the operation is announced, not to the deadline
+	since    time.Time // when the operation first had to wait; zero before
+	deadline time.Time // see until
+	armed    stage     // what the timer is set to
 	told     bool      // the rank that is waited for has been told of the operation
+	asks     *due      // the other ranks are asked why the operation takes so long
 	tag      uint32
 	slot     uint64
 }
@@ -100,8 +101,8 @@ func (e *engine) begin(o *operation) {
 		g.Begin(uint32(o.call), o.print.History, e.waits)
 	}
 	e.useTag(o.tag)
-	e.deadline = time.Time{}
-	e.told = false
+	e.since = time.Time{}
+	e.told, e.asks = false, nil
 }
 
 // waiting notes that the operation has to wait.
@@ -114,51 +115,66 @@ func (e *engine) waiting() {
 // until returns when the operation's time is over. The time begins to run when the operation first
 // has to wait: reading the clock takes a good part of a small one.
 func (e *engine) until() time.Time {
-	if e.deadline.IsZero() {
-		e.deadline = time.Now().Add(e.op.timeout)
+	if e.since.IsZero() {
+		e.since = time.Now()
+		e.deadline = e.op.until(e.since)
 	}
 	return e.deadline
 }
 
-// late delivers when the operation's time is over. The timer is set only when
-// somebody has to wait.
-func (e *engine) late() <-chan time.Time {
-	if !e.armed || e.early {
-		e.timer.Reset(time.Until(e.until()))
-		e.armed, e.early = true, false
-	}
-	return e.timer.C
+// askAt returns when the other ranks are asked why the operation takes so long.
+func (e *engine) askAt() time.Time {
+	until := e.until()
+	return until.Add(-lead(until.Sub(e.since)))
 }
+
+// ask makes this rank ask the others, and the group end after the operation's time. peer is the rank that it waits
+// for, -1 if that is unknown.
+func (e *engine) ask(peer int) {
+	if e.asks == nil {
+		e.until()
+		e.asks = e.session.dueOf(e.mesh, &e.op.called, peer, e.since)
+		e.session.ask(e.asks)
+	}
+}
+
+// stage is what an engine that waits does next.
+type stage uint8
+
+const (
+	nothing  stage = iota
+	announce       // send the description of the operation to the rank that it waits for
+	ask            // ask the other ranks
+	fail           // end the group
+)
 
 // announceAfter is how long an operation waits for a rank before it sends that rank its
 // description. Ranks that disagree usually notice by their first messages. Two ranks that both
 // wait, because they mean different roots, send none.
 const announceAfter = 20 * time.Millisecond
 
-// restless is late that delivers once before, when the operation is to be announced.
-func (e *engine) restless() <-chan time.Time {
-	if e.told {
-		return e.late()
+// next returns what is next in a wait for peer. The timer delivers when that is. It is set only when somebody has
+// to wait.
+func (e *engine) next(peer int) (stage, <-chan time.Time) {
+	if e.armed == announce && !e.told {
+		return announce, e.timer.C
 	}
-	if !e.armed || !e.early {
-		e.timer.Reset(min(announceAfter, time.Until(e.until())))
-		e.armed, e.early = true, true
+	at, s := e.until(), fail
+	switch soon := time.Now().Add(announceAfter); {
+	case peer == ownRank:
+	case !e.told && soon.Before(e.askAt()):
+		at, s = soon, announce
+	case e.asks != nil:
+		e.asks.waitsFor.Store(int64(peer))
+		return nothing, nil
+	default:
+		at, s = e.askAt(), ask
 	}
-	return e.timer.C
-}
-
-// announce sends a rank the description of the operation that waits for it, once in a wait. It
-// returns false at the deadline.
-func (e *engine) announce(peer int) bool {
-	if e.told || !time.Now().Before(e.until()) {
-		return false
+	if e.armed != s {
+		e.timer.Reset(time.Until(at))
+		e.armed = s
 	}
-	e.told = true
-	e.armed = false
-	if m := e.session.tcp; m != nil {
-		m.Announce(peer, e.tag)
-	}
-	return true
+	return s, e.timer.C
 }
 
 // useTag makes the following steps run under a tag; operations that use
@@ -171,9 +187,9 @@ func (e *engine) useTag(tag uint32) {
 
 // end lets go of the operation.
 func (e *engine) end() {
-	if e.armed {
+	if e.armed != nothing {
 		e.timer.Stop()
-		e.armed, e.early = false, false
+		e.armed = nothing
 	}
 	e.ctx, e.op, e.mesh, e.awaited = nil, nil, nil, nil
 	for _, l := range e.lists {
@@ -299,38 +315,56 @@ func (e *engine) wait(r *transport.Request) {
 	}
 }
 
-// sleep waits for done or failed. It ends the group when the operation's time or context ends while
-// it waits for peer, or for this rank itself if peer is -1.
+// ownRank is the peer of a wait for this rank itself.
+const ownRank = -2
+
+// sleep waits for done or failed. The group ends when the operation's time or context ends while
+// it waits for peer, which may be anyRank or ownRank.
 func (e *engine) sleep(done, failed <-chan struct{}, peer int) {
 	e.told = peer < 0
+	canceled := e.ctx.Done()
 	for {
+		s, due := e.next(peer)
 		select {
 		case <-done:
 			return
 		case <-failed:
 			return
-		case <-e.ctx.Done():
-			e.giveUp(peer, canceled(e.ctx))
-		case <-e.restless():
-			if e.announce(peer) {
-				continue
+		case <-canceled:
+			canceled = nil
+			e.giveUp(peer)
+			continue
+		case <-due:
+		}
+		switch e.armed = nothing; s {
+		case announce:
+			e.told = true
+			if m := e.session.tcp; m != nil {
+				m.Announce(peer, e.tag)
 			}
-			e.giveUp(peer, tooLate(&e.op.called))
+		case ask:
+			e.ask(peer)
+		case fail:
+			e.session.fail(e.mesh, &e.op.called, fmt.Errorf("%w after %v: its data were not ready on rank %d", work.ErrTimeout, e.op.timeout, e.session.rank), e.session.rank)
+			select {
+			case <-done:
+			case <-failed:
+			}
+			return
 		}
-		select {
-		case <-done:
-		case <-failed:
-		}
-		return
 	}
 }
 
-// giveUp ends the group because the operation timed out or was cancelled.
-func (e *engine) giveUp(peer int, cause error) {
-	if s := e.session; peer < 0 && errors.Is(cause, work.ErrTimeout) {
+// giveUp ends the group because the context of the operation has ended.
+func (e *engine) giveUp(peer int) {
+	s := e.session
+	switch cause := canceled(e.ctx); {
+	case !errors.Is(cause, work.ErrTimeout):
+		s.fail(e.mesh, &e.op.called, cause, s.rank)
+	case peer == ownRank:
 		s.fail(e.mesh, &e.op.called, fmt.Errorf("%w: its data were not ready on rank %d", cause, s.rank), s.rank)
-	} else {
-		s.giveUp(e.mesh, &e.op.called, peer, cause)
+	default:
+		e.ask(peer)
 	}
 }
 
@@ -391,18 +425,19 @@ func (e *engine) onSlot(prefix uint8, run func() error) error {
 // over returns why the operation has to end, nil while it may go on. It is what
 // waits in shared memory ask.
 func (e *engine) over() error {
-	s := e.session
 	select {
 	case <-e.mesh.Failed():
+		return e.mesh.Fault()
 	case <-e.ctx.Done():
-		s.giveUp(e.mesh, &e.op.called, -1, canceled(e.ctx))
-	default:
-		if time.Now().Before(e.until()) {
-			return nil
+		if e.giveUp(anyRank); e.mesh.Fault() != nil {
+			return e.mesh.Fault()
 		}
-		s.giveUp(e.mesh, &e.op.called, -1, tooLate(&e.op.called))
+	default:
+		if e.asks == nil && !time.Now().Before(e.askAt()) {
+			e.ask(anyRank)
+		}
 	}
-	return e.mesh.Fault()
+	return nil
 }
 
 // shared turns the error of a collective in shared memory into the operation's.

@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/c10d-go/c10d/internal/lag"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 	"github.com/c10d-go/c10d/work"
@@ -47,15 +46,31 @@ func (c *cancellation) Words() string {
 	return ""
 }
 
-func tooLate(o *called) error { return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout) }
+// dueOf describes an operation on m that has begun at a time and waits for a rank. That is less than 0 if it is unknown.
+func (s *session) dueOf(m transport.Mesh, o *called, peer int, since time.Time) *due {
+	d := &due{wait: waitOf(o, peer, since), mesh: m, work: o.Work(), ctx: o.ctx, timeout: o.timeout, blame: s.blame}
+	if s.checks {
+		d.turn = 1
+	}
+	d.waitsFor.Store(int64(peer))
+	return d
+}
 
-// giveUp ends the group because o timed out or was cancelled while it waited for peer. peer is -1
-// if o waited for no one rank.
-func (s *session) giveUp(m transport.Mesh, o *called, peer int, cause error) {
-	if errors.Is(cause, work.ErrTimeout) {
-		s.timeOut(m, o, peer, cause)
+// ask makes this rank ask the others why an operation runs out of time. The group ends soon after the end of that
+// time, unless the operation ends before.
+func (s *session) ask(d *due) {
+	d.latest = d.until.Add(grace(d.until.Sub(d.since), d.turn))
+	i := max(0, slices.Index(s.meshes, d.mesh))
+	s.inquiries[i].add(s.meshes[i], d)
+}
+
+// giveUp ends the group because the context of an operation has ended. If that was by its deadline, the other ranks
+// are asked first.
+func (s *session) giveUp(d *due) {
+	if cause := d.cause(); errors.Is(cause, work.ErrTimeout) {
+		s.ask(d)
 	} else {
-		s.fail(m, o, cause, s.rank)
+		d.mesh.Abort(&transport.Fault{Kind: kindOf(cause), Rank: s.rank, Reporter: s.rank, Op: uint8(d.info.Op), Seq: d.info.Seq, Err: cause})
 	}
 }
 
@@ -64,46 +79,30 @@ func (s *session) fail(m transport.Mesh, o *called, cause error, culprit int) {
 	m.Abort(&transport.Fault{Kind: kindOf(cause), Rank: culprit, Reporter: s.rank, Op: uint8(o.Info().Op), Seq: o.Info().Seq, Err: cause})
 }
 
-// timeOut ends the group because o timed out. It asks the other ranks and blames one of them, or a
-// link. Their answers go to the logger, at level debug. If many messages time out together, one asks: with the
-// questions of all of them, every rank and every link would look slow.
-func (s *session) timeOut(m transport.Mesh, o *called, peer int, cause error) {
-	select {
-	case s.asking <- struct{}{}:
-		defer func() { <-s.asking }()
-	case <-m.Failed():
+// blame ends the group because an operation ran out of time, with the verdict on why.
+func (s *session) blame(d *due, v verdict) { s.blameFor(d, v, d.cause()) }
+
+// blameFor is blame with another cause.
+func (s *session) blameFor(d *due, v verdict, cause error) {
+	if s.direct != nil {
+		s.direct.PollOnce() // a message that has come wins
 	}
-	if m.Fault() != nil || o.Work().IsCompleted() {
+	if d.mesh.Fault() != nil || d.work.IsCompleted() {
 		return
 	}
-	e := s.evidence(o, peer)
-	v := diagnose(m, lag.Watch, e)
-	if s.log.Enabled(context.Background(), slog.LevelDebug) {
-		s.log.Debug("asked the other ranks why an operation timed out", "op", o.Info().Op.String(), "seq", o.Info().Seq, "blames", v.why, "answers", e.String())
-	}
-	s.blame(m, o, v, cause)
-}
-
-// evidence returns what diagnose fills in, for an operation that waits for peer.
-func (s *session) evidence(o *called, peer int) *evidence {
-	return &evidence{self: s.rank, collective: o.collective, call: o.call, hosts: s.layout, peer: peer}
-}
-
-// blame ends the group because o timed out, with the verdict on why.
-func (s *session) blame(m transport.Mesh, o *called, v verdict, cause error) {
-	if m.Fault() != nil {
-		return // somebody else was faster
+	if !errors.Is(cause, work.ErrTimeout) {
+		return // its context was cancelled, and the operation says so
 	}
 	switch {
 	case v.why != "":
-	case o.collective:
+	case d.collective:
 		v.why = "no rank is missing: the operation was too slow"
 	default:
-		v.why = fmt.Sprintf("no rank sent on tag %d", o.tag)
+		v.why = fmt.Sprintf("no rank sent on tag %d", d.tag)
 	}
 	f := v.fault(s.rank, cause)
-	f.Op, f.Seq = uint8(o.Info().Op), o.Info().Seq
-	m.Abort(f)
+	f.Op, f.Seq = uint8(d.info.Op), d.info.Seq
+	d.mesh.Abort(f)
 }
 
 // fault is what self tells the other ranks of its verdict. cause is the error that made it look

@@ -114,6 +114,9 @@ func (b *Backend) Err() error {
 	return b.faultError(work.Info{Op: work.Barrier, Seq: b.Seq(), Group: b.issuer.Group, Rank: b.rank}, f)
 }
 
+// Failed is closed once Err returns a fault.
+func (b *Backend) Failed() <-chan struct{} { return b.meshes[0].Failed() }
+
 // Abort ends every operation with cause, on every rank.
 func (b *Backend) Abort(cause error) { b.abort(cause, nil) }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/begun"
 	"github.com/c10d-go/c10d/internal/recheck"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/tensor"
@@ -106,7 +107,11 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 		if q.Work().Began() == 0 {
 			q.Start()
 		}
-		if q.deadline = q.Work().Began() + q.timeout; q.deadline < q.Work().Began() {
+		began := q.Work().Began()
+		if c, ok := ctx.(*begun.Context); ok {
+			began = c.Since.Sub(work.Origin())
+		}
+		if q.deadline = began + q.timeout; q.deadline < began {
 			q.deadline = math.MaxInt64
 		}
 		b.messages.add(q)
@@ -235,44 +240,34 @@ func (b *Backend) checkMessages() {
 
 // watch ends the group when the message's context or time ends. messages.mu is held.
 func (q *message) watch() {
-	b := q.backend
+	b, since := q.backend, work.Origin().Add(q.Work().Began())
 	if q.ctx.Done() != nil {
 		b.p2p.Add(1)
 		q.unwatch = context.AfterFunc(q.ctx, func() {
 			defer b.p2p.Done()
-			q.giveUp()
+			if b.direct != nil {
+				b.direct.PollOnce() // a message that has come wins
+			}
+			if !q.Finished() {
+				b.giveUp(b.dueOf(q.mesh, &q.called, q.peer, since))
+			}
 		})
 	}
 	b.p2p.Add(1)
-	q.limit = time.AfterFunc(q.deadline-time.Since(work.Origin()), func() {
+	until := q.until(since)
+	q.limit = time.AfterFunc(time.Until(until)-lead(until.Sub(since)), func() {
 		defer b.p2p.Done()
-		q.giveUp()
+		if !q.Finished() {
+			b.ask(b.dueOf(q.mesh, &q.called, q.peer, since))
+		}
 	})
 	b.waits.watch(q)
-}
-
-// giveUp ends the group if q's context or time is over. A message that has come
-// wins over both.
-func (q *message) giveUp() {
-	if q.backend.direct != nil {
-		q.backend.direct.PollOnce()
-	}
-	if q.Finished() || !q.Expired() {
-		return
-	}
-	cause := tooLate(&q.called)
-	if q.ctx.Err() != nil {
-		cause = canceled(q.ctx)
-	}
-	q.backend.giveUp(q.mesh, &q.called, q.peer, cause)
 }
 
 // Help makes messages go on while the caller waits.
 func (q *message) Help(ctx context.Context) {
 	if d := q.backend.direct; d != nil {
-		if d.PollUntil(q, ctx.Done()); !q.Finished() {
-			q.giveUp()
-		}
+		d.PollUntil(q, ctx.Done())
 	} else if h, ok := q.mesh.(transport.Poller); ok {
 		h.PollUntil(q)
 	}

@@ -6,37 +6,28 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/internal/lag"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/work"
 )
 
-// await ends a request that no engine waits for, posted to or from peer. A
-// message that has come wins over a context that has ended.
-func (b *Backend) await(m transport.Mesh, o *called, r *transport.Request, peer int) error {
-	t := time.NewTimer(o.timeout)
-	defer t.Stop()
+// await ends a request of d.
+func (b *Backend) await(m transport.Mesh, d *due, r *transport.Request) error {
 	select {
 	case <-r.Done():
 	default:
 		moveBySelf(m)
 		select {
 		case <-r.Done():
-		case <-o.ctx.Done():
-			b.giveUp(m, o, peer, canceled(o.ctx))
-			<-r.Done()
-		case <-t.C:
-			b.giveUp(m, o, peer, tooLate(o))
+		case <-d.ctx.Done():
+			b.giveUp(d)
 			<-r.Done()
 		}
 	}
-	if err := r.Err(); err != nil {
-		return b.failed(m, o, r, err)
-	}
-	return nil
+	return r.Err()
 }
 
 // MonitoredBarrier meets at rank 0, which hears from every rank and then
@@ -74,10 +65,22 @@ func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarri
 }
 
 func (b *Backend) monitored(q *operation, in, out uint32) error {
-	if deadline, ok := q.ctx.Deadline(); ok {
-		q.timeout = min(q.timeout, time.Until(deadline).Round(time.Millisecond))
+	h := &heard{reqs: make([]*transport.Request, b.size), done: make([]bool, b.size)}
+	d := b.dueOf(b.meshFor(in), &q.called, 0, time.Now())
+	if b.rank == 0 {
+		limit := q.timeout
+		if deadline, ok := q.ctx.Deadline(); ok {
+			limit = min(limit, time.Until(deadline).Round(time.Millisecond))
+		}
+		d.waitsFor.Store(anyRank)
+		d.blame = func(d *due, v verdict) { b.blameMissing(d, v, h, limit) }
+	} else {
+		d.turn++ // rank 0 names all ranks that are missing
 	}
-	known, cancel := context.WithTimeout(q.ctx, q.timeout)
+	// A message may have to wait, too: see monitoredSlot.
+	t := time.AfterFunc(time.Until(d.until)-lead(d.until.Sub(d.since)), func() { b.ask(d) })
+	defer t.Stop()
+	known, cancel := context.WithDeadline(q.ctx, d.until)
 	defer cancel()
 	post := func(tag uint32, peer int, send bool, buf []byte) *transport.Request {
 		m := b.meshFor(tag)
@@ -90,39 +93,100 @@ func (b *Backend) monitored(q *operation, in, out uint32) error {
 		}
 		return r
 	}
+	await := func(tag uint32, r *transport.Request) error {
+		err := b.await(b.meshFor(tag), d, r)
+		if err != nil {
+			err = b.failed(b.meshFor(tag), &q.called, r, err)
+		}
+		return err
+	}
 	me := binary.LittleEndian.AppendUint32(nil, uint32(b.rank))
 	if b.rank != 0 {
 		hello, bye := post(in, 0, true, me), post(out, 0, false, make([]byte, 4))
-		err := b.await(b.meshFor(in), &q.called, hello, 0)
-		if e := b.await(b.meshFor(out), &q.called, bye, 0); err == nil {
+		err := await(in, hello)
+		if e := await(out, bye); err == nil {
 			err = e
 		}
 		return err
 	}
 	came := make([][]byte, b.size)
-	reqs := make([]*transport.Request, b.size)
 	for r := 1; r < b.size; r++ {
 		came[r] = make([]byte, 4)
-		reqs[r] = post(in, r, false, came[r])
+		h.post(r, post(in, r, false, came[r]))
 	}
-	if err := b.hearAll(known, q, reqs, b.meshFor(in)); err != nil {
-		return err
+	var first error
+	for r := 1; r < b.size; r++ {
+		err := await(in, h.reqs[r])
+		h.end(r)
+		if err != nil && first == nil {
+			first = err
+		}
+	}
+	if first != nil {
+		return first
 	}
 	for r := 1; r < b.size; r++ {
 		if want := binary.LittleEndian.AppendUint32(nil, uint32(r)); !bytes.Equal(came[r], want) {
 			return b.mismatch(b.meshFor(in), &q.called, r, fmt.Errorf("rank %d said it was rank %d", r, int32(binary.LittleEndian.Uint32(came[r]))))
 		}
 	}
+	var byes []*transport.Request
 	for r := 1; r < b.size; r++ {
-		reqs[r] = post(out, r, true, me)
+		byes = append(byes, post(out, r, true, me))
 	}
-	var first error
-	for r := 1; r < b.size; r++ {
-		if err := b.await(b.meshFor(out), &q.called, reqs[r], r); err != nil && first == nil {
+	for _, r := range byes {
+		if err := await(out, r); err != nil && first == nil {
 			first = err
 		}
 	}
 	return first
+}
+
+// heard is which ranks rank 0 has heard in a monitored barrier.
+type heard struct {
+	mu   sync.Mutex
+	reqs []*transport.Request // by rank, nil if not posted
+	done []bool               // by rank
+}
+
+func (h *heard) post(rank int, r *transport.Request) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.reqs[rank] = r
+}
+
+func (h *heard) end(rank int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.done[rank] = true
+}
+
+// ranks returns the other ranks that have come, and those that have not.
+func (h *heard) ranks() (here, missing []int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for r := 1; r < len(h.done); r++ {
+		if h.done[r] || h.reqs[r] != nil && len(h.reqs[r].Done()) > 0 {
+			here = append(here, r)
+		} else {
+			missing = append(missing, r)
+		}
+	}
+	return here, missing
+}
+
+// blameMissing is session.blame for rank 0 of a monitored barrier with a limit. It names every rank that is missing.
+func (b *Backend) blameMissing(d *due, v verdict, h *heard, limit time.Duration) {
+	here, missing := h.ranks()
+	if len(missing) == 0 || !errors.Is(d.cause(), work.ErrTimeout) {
+		b.session.blame(d, v)
+		return
+	}
+	if v.rank < 0 {
+		v = verdict{rank: missing[0], other: -1, why: "nothing else is known of them"}
+	}
+	b.blameFor(d, v, fmt.Errorf("%w: [Rank 0]: Ranks %s failed to pass monitoredBarrier in %d ms; these came: %s",
+		work.ErrTimeout, list(missing), limit.Milliseconds(), list(here)))
 }
 
 // monitoredSlot returns the slot of a monitored barrier's messages with peer. PyTorch uses the
@@ -136,50 +200,4 @@ func monitoredSlot(ctx context.Context, m transport.Mesh, tag uint32, peer int) 
 		return uint64(tag)
 	}
 	return slotOf(prefixMonitored, tag)
-}
-
-// hearAll is rank 0's first half of a monitored barrier. Its error names every
-// rank that is missing when late, which is q's context with its timeout, has ended.
-func (b *Backend) hearAll(late context.Context, q *operation, reqs []*transport.Request, m transport.Mesh) error {
-	var missing, here []int
-	var failed error
-	for r := 1; r < b.size; r++ {
-		select {
-		case <-reqs[r].Done():
-		default:
-			moveBySelf(m)
-			select {
-			case <-reqs[r].Done():
-			case <-late.Done():
-				if errors.Is(late.Err(), context.DeadlineExceeded) {
-					missing = append(missing, r)
-					continue
-				}
-				b.giveUp(m, &q.called, r, canceled(q.ctx))
-				<-reqs[r].Done()
-			}
-		}
-		here = append(here, r)
-		if err := reqs[r].Err(); err != nil && failed == nil {
-			failed = b.failed(m, &q.called, reqs[r], err)
-		}
-	}
-	if len(missing) == 0 {
-		return failed
-	}
-	b.asking <- struct{}{}
-	defer func() { <-b.asking }()
-	v := diagnose(m, lag.Watch, b.evidence(&q.called, missing[0]))
-	if v.rank < 0 {
-		v = verdict{rank: missing[0], other: -1, why: "nothing else is known of them"}
-	}
-	b.blame(m, &q.called, v, fmt.Errorf("%w: [Rank 0]: Ranks %s failed to pass monitoredBarrier in %d ms; these came: %s",
-		work.ErrTimeout, list(missing), q.timeout.Milliseconds(), list(here)))
-	for _, r := range missing {
-		<-reqs[r].Done()
-	}
-	if failed != nil {
-		return failed
-	}
-	return b.faultError(q.Info(), m.Fault())
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/begun"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -18,6 +19,18 @@ type called struct {
 	call       uint64 // which collective this is, counted from 0
 	tag        uint32
 	collective bool
+}
+
+// until returns when the time of an operation is over that began to wait at since.
+func (o *called) until(since time.Time) time.Time {
+	if c, ok := o.ctx.(*begun.Context); ok {
+		since = c.Since
+	}
+	until := since.Add(o.timeout)
+	if d, ok := o.ctx.Deadline(); ok && d.Before(until) {
+		return d
+	}
+	return until
 }
 
 // operation is a collective on its way.

@@ -239,7 +239,7 @@ func (b *Backend) cancelQueued(o *operation) {
 	queued := o.queued
 	b.mu.Unlock()
 	if queued {
-		b.giveUp(b.meshFor(o.tag), &o.called, -1, canceled(o.ctx))
+		b.giveUp(b.dueOf(b.meshFor(o.tag), &o.called, anyRank, time.Now()))
 	}
 }
 

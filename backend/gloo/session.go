@@ -44,7 +44,8 @@ type session struct {
 	log          *slog.Logger
 	onFailure    func(*work.Error) // may be nil
 	mismatchTold atomic.Bool       // an operation has returned how the ranks disagree
-	asking       chan struct{}     // full while the ranks are asked why an operation timed out
+	checks       bool              // see backend.Options.Checks
+	inquiries    []*inquiry        // one for each mesh
 
 	closed   chan struct{} // by close
 	watchers sync.WaitGroup
@@ -88,6 +89,9 @@ func (s *session) close() error {
 	}
 	close(s.closed)
 	s.watchers.Wait()
+	for _, q := range s.inquiries {
+		q.close()
+	}
 	return errors.Join(errs...)
 }
 

@@ -294,10 +294,10 @@ func (e *engine) await(g *progress) error {
 	}
 	// The step is not ready. If no message is under way, none ends when the mesh fails.
 	if meeting.Posted() > 0 {
-		e.sleep(meeting.Awake(), nil, -1)
+		e.sleep(meeting.Awake(), nil, ownRank)
 		return nil
 	}
-	e.sleep(meeting.Awake(), e.mesh.Failed(), -1)
+	e.sleep(meeting.Awake(), e.mesh.Failed(), ownRank)
 	if f := e.mesh.Fault(); f != nil && !meeting.Due() {
 		return e.session.faultError(e.op.Info(), f)
 	}

@@ -64,9 +64,11 @@ type evidence struct {
 	self       int
 	collective bool
 	call       uint64
-	hosts      *plan.Layout // nil if no two ranks are on one host, or if that is unknown
-	peer       int          // of a send or a receive, or the rank that the operation waited for; -1 if unknown
-	round      int          // how often the ranks have been asked
+	hosts      *plan.Layout  // nil if no two ranks are on one host, or if that is unknown
+	peer       int           // of a send or a receive, or the rank that the operation waited for; -1 if unknown
+	checks     bool          // see backend.Options.Checks
+	silentFrom time.Duration // takes the place of linkSilent if there is less time
+	round      int           // how often the ranks have been asked
 	health     []transport.Health
 	moved      map[pairOfRanks]bool            // data moved between two ranks
 	delays     map[pairOfRanks][]time.Duration // of answers between two ranks or hosts, one a round
@@ -80,6 +82,11 @@ type evidence struct {
 type pairOfRanks struct{ a, b int }
 
 func pairOf(a, b int) pairOfRanks { return pairOfRanks{min(a, b), max(a, b)} }
+
+// about makes d the operation that judge is about.
+func (e *evidence) about(d *due) {
+	e.collective, e.call, e.peer = d.collective, d.call, max(anyRank, int(d.waitsFor.Load()))
+}
 
 // hear takes the answers of a round.
 func (e *evidence) hear(health []transport.Health) {
@@ -302,9 +309,18 @@ func waits(l transport.Link) bool { return l.Waits }
 func (e *evidence) describeNotCalled(ranks []int) string {
 	var all []string
 	for _, r := range ranks {
-		all = append(all, fmt.Sprintf("rank %d has not called it: it has issued %d collectives, this is number %d", r, e.of(r).Issued, e.call+1))
+		all = append(all, fmt.Sprintf("rank %d ", r)+sayNotCalled(e.of(r).Issued, e.call, e.checks))
 	}
 	return strings.Join(all, "; ")
+}
+
+// sayNotCalled says that a rank has not called the collective number call, counted from 0. The numbers of checks are
+// not the program's.
+func sayNotCalled(issued, call uint64, checks bool) string {
+	if checks {
+		return "has not called it"
+	}
+	return fmt.Sprintf("has not called it: it has issued %d collectives, this is number %d", issued, call+1)
 }
 
 // unreachable blames a rank that does not answer this one, or the link to it if it answers others.
@@ -324,7 +340,7 @@ func (e *evidence) unreachable() (verdict, bool) {
 		heard, looked := false, answered == 0
 		for _, h := range e.health {
 			if l, ok := e.link(h.Rank, s); ok && h.Rank == e.self {
-				asked = asked && l.Silent >= linkSilent
+				asked = asked && l.Silent >= e.silentFrom
 			} else if ok {
 				heard = heard || l.Answered || e.moved[pairOf(h.Rank, s)]
 				looked = looked || l.Silent > 0
@@ -369,7 +385,7 @@ func linkVerdict(a, b int, why string) verdict {
 func (e *evidence) brokenLink() (verdict, bool) {
 	for _, h := range e.health {
 		for _, l := range h.Links {
-			if l.Silent < linkSilent || e.moved[pairOf(h.Rank, l.Peer)] || l.Peer == e.self || h.Rank == e.self || !e.of(l.Peer).Answered {
+			if l.Silent < e.silentFrom || e.moved[pairOf(h.Rank, l.Peer)] || l.Peer == e.self || h.Rank == e.self || !e.of(l.Peer).Answered {
 				continue
 			}
 			if back, ok := e.link(l.Peer, h.Rank); ok && back.Answered {

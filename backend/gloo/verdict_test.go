@@ -65,7 +65,7 @@ func TestLongQuestions(t *testing.T) {
 				m.then = slices.Clone(m.health)
 				m.then[2] = in(2, link(0, 0, c.long), link(1, 0, c.long))
 			}
-			e := evidence{self: c.self, collective: true, call: 1, peer: -1, hosts: c.hosts}
+			e := evidence{silentFrom: linkSilent, self: c.self, collective: true, call: 1, peer: -1, hosts: c.hosts}
 			var v verdict
 			for n := range 2 * leastRounds {
 				e.ask(m, 0, v, nil)
@@ -88,7 +88,7 @@ func TestLastLongQuestion(t *testing.T) {
 		return transport.Link{Peer: peer, Answered: true, RTT: ms, Rate: rate, Long: long}
 	}
 	m := &told{health: []transport.Health{in(0, link(1, 250_000, 0)), in(1, link(0, 250_000, 0)), in(2, link(0, 0, 90*ms), link(1, 0, 2*ms))}}
-	e := evidence{self: 0, collective: true, call: 1, peer: -1}
+	e := evidence{silentFrom: linkSilent, self: 0, collective: true, call: 1, peer: -1}
 	var v verdict
 	ask := func(rounds int) {
 		for range rounds {
@@ -123,7 +123,7 @@ func TestSure(t *testing.T) {
 		"a message does not come": {2, 1, false, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := evidence{self: 0, collective: c.collective, call: 1, peer: 1}
+			e := evidence{silentFrom: linkSilent, self: 0, collective: c.collective, call: 1, peer: 1}
 			for range 2 {
 				e.hear([]transport.Health{
 					{Rank: 0, Native: true, Answered: true, Issued: 2, Completed: 1, Links: []transport.Link{wait}},
@@ -253,7 +253,7 @@ func TestJudge(t *testing.T) {
 		"all is slow":                                                {0, []transport.Health{in(0, moving(2), moving(1)), in(1, moving(2)), in(2, moving(0))}, -1, -1, "the operation was too slow", false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := evidence{self: tc.self, collective: true, call: 1, peer: -1, hosts: tc.hosts}
+			e := evidence{silentFrom: linkSilent, self: tc.self, collective: true, call: 1, peer: -1, hosts: tc.hosts}
 			var v verdict
 			for range 2 * leastRounds {
 				e.ask(&told{health: tc.health}, 0, v, nil)

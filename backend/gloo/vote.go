@@ -6,10 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
-	"github.com/c10d-go/c10d/internal/lag"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/waiting"
+	"github.com/c10d-go/c10d/work"
 )
 
 // vote is how ranks agree that something has succeeded on all of them: each
@@ -139,8 +140,13 @@ func (v *vote) giveUp(ctx context.Context, peer int) {
 		v.mesh.Abort(transport.CanceledBy(ctx, self))
 		return
 	}
-	why := diagnose(v.mesh, lag.Watch, &evidence{self: self, peer: peer})
-	v.mesh.Abort(why.fault(self, ctx.Err()))
+	now := time.Now()
+	d := &due{wait: wait{until: now}, work: new(work.Work), ctx: ctx, latest: now.Add(leadMost), mesh: v.mesh}
+	d.waitsFor.Store(int64(peer))
+	d.blame = func(_ *due, why verdict) { v.mesh.Abort(why.fault(self, ctx.Err())) }
+	q := newInquiry(slog.New(slog.DiscardHandler), nil, false)
+	q.add(v.mesh, d)
+	q.wg.Wait()
 }
 
 // votes are the ranks that have voted.

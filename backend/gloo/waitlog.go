@@ -199,10 +199,8 @@ type wait struct {
 
 // waitOf describes an operation, which must not have ended.
 func waitOf(o *called, peer int, since time.Time) wait {
-	w := wait{info: o.Info(), collective: o.collective, call: o.call, tag: o.tag, peer: peer, since: since, until: since.Add(o.timeout)}
-	if d, ok := o.ctx.Deadline(); ok && d.Before(w.until) {
-		w.until = d
-	}
+	w := wait{info: o.Info(), collective: o.collective, call: o.call, tag: o.tag, peer: peer, since: since}
+	w.until = o.until(since)
 	return w
 }
 
@@ -248,7 +246,7 @@ func (s *waitLog) judge(b *Backend, w wait, health []transport.Health) (text str
 		case isSilent(h):
 			add(h.Rank, "does not answer (stopped or unreachable)")
 		case w.collective && h.Issued <= w.call:
-			add(h.Rank, "has not called it: it has issued %d collectives, this is number %d", h.Issued, w.call+1)
+			add(h.Rank, "%s", sayNotCalled(h.Issued, w.call, b.checks))
 		case w.peer >= 0 && w.info.Op == work.Send:
 			add(h.Rank, "has not received it (tag %d)", w.tag)
 		case w.peer >= 0:

@@ -50,6 +50,7 @@ var layers = []layer{
 	{"internal/recheck", nil},
 	{"internal/strangers", nil},
 	{"internal/lag", nil},
+	{"internal/begun", nil},
 	{"internal/attack", []string{"github.com/stretchr/testify/..."}},
 	{"internal/waiting/...", nil},
 
@@ -63,7 +64,7 @@ var layers = []layer{
 	{"trace", []string{"tensor", "work", "backend"}},
 	{"trace/debug", []string{"work", "backend", "trace", "internal/credentials"}},
 
-	{"backend/detail", []string{"tensor", "work", "store", "backend"}},
+	{"backend/detail", []string{"tensor", "work", "store", "backend", "internal/begun"}},
 
 	// Plans and transports know nothing of tensors and backends.
 	{"internal/plan", nil},
@@ -83,7 +84,7 @@ var layers = []layer{
 	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
-		"internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/lag", "internal/recheck", "internal/ring", "internal/unwind", "internal/waiting",
+		"internal/begun", "internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/lag", "internal/recheck", "internal/ring", "internal/unwind", "internal/waiting",
 		"internal/transport", "internal/transport/mem", "internal/transport/shm", "internal/transport/tcp", "internal/rendezvous",
 		"backend/gloo/internal/runs",
 	}},

@@ -135,7 +135,8 @@
 //
 //   - The native wires compare operation, operator, dtype, root and number of elements. Every
 //     rank gets an error that shows two calls which differ: in that call if the rank needs all
-//     other ranks for it, else in a later call or in Close. Data may be wrong by then, and the
+//     other ranks for it, else at the latest in the next such call, in Shutdown or in Close. These
+//     two wait up to 300 ms for ranks that have called less. Data may be wrong by then, and the
 //     group has ended. Shapes are not compared: [2 3] matches [6].
 //   - On Gloo's wire only different sizes are noticed.
 //   - With Options.Detail calls are compared before they run, on every wire. That makes

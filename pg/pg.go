@@ -484,6 +484,9 @@ func (f *foreign) Is(target error) bool { return errors.Is(f.err, target) }
 // for operations before Close, or call Shutdown. Another rank that still needs this one gets an
 // error that names it. Use a Barrier before Close to prevent that.
 //
+// Among Go ranks Close also returns how the ranks' collectives differ, if they do and no operation has returned
+// it: see "Calls that do not match" in the package's documentation.
+//
 // If a deferred Close runs because of a panic, the other ranks' errors match work.ErrPanicked and
 // name this rank.
 //

@@ -25,9 +25,9 @@ func (d *departure) Error() string { return d.words }
 // for a CPU, its goodbyes may take up to ten seconds. Operations of this rank that
 // have not ended fail with work.ErrClosed.
 //
-// On the native wire Close returns how the ranks' collectives differ, if they do and no operation
-// has returned it. For that, a rank waits up to 300 ms for ranks that have not called its last
-// collective, if that did not need all ranks.
+// On the native wires Close and Shutdown return how the ranks' collectives differ, if they do and no
+// operation has returned it. For that, a rank waits up to 300 ms for ranks that have not called its last
+// collective, if that did not need all ranks. A rank that calls it later gets the error alone.
 //
 // If no collective is open, Close says goodbye: the other ranks can finish what does not need this
 // one. If a collective is open, or if the calling goroutine panics, the group ends on all ranks,
@@ -160,8 +160,16 @@ func named(ws []*work.Work) string {
 	return fmt.Sprintf("%d operations (the first is %s)", len(ws), first)
 }
 
-// compareWithin is how long Close waits for ranks that have not called what this rank has called.
+// compareWithin is how long Close waits for ranks that have not called what this rank has called. Time for which this process
+// waits for a CPU does not count.
 const compareWithin = 300 * time.Millisecond
+
+// ended is for comparing the calls that have been made, without waiting for others.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
 
 // compareCalls returns how this rank's calls differ from those of the others, if no operation of this
 // rank has returned it, before the group closes. A rank that only sent, as the root of a
@@ -171,15 +179,16 @@ func (b *Backend) compareCalls() error {
 	heard := b.agreed == b.calls
 	last := work.Info{Op: b.last.op, Seq: b.last.seq, Group: b.issuer.Group, Rank: b.rank}
 	b.mu.Unlock()
-	switch f := b.fault(); {
-	case f != nil || heard || !b.native:
-	case b.shared != nil:
-		if err := b.inMemory(b.meshes[0], last, b.shared.CompareCalls(compareWithin)); errors.Is(err, work.ErrMismatch) {
-			return err
-		}
-	default:
-		if b.tcp != nil {
-			b.tcp.CompareCalls(compareWithin)
+	if b.fault() == nil && !heard && b.native {
+		ctx, cancel := lag.WithTimeout(context.Background(), compareWithin)
+		defer cancel()
+		switch {
+		case b.shared != nil:
+			if err := b.inMemory(b.meshes[0], last, b.shared.CompareCalls(ctx)); errors.Is(err, work.ErrMismatch) {
+				return err
+			}
+		case b.tcp != nil:
+			b.tcp.CompareCalls(ctx)
 		}
 	}
 	// A fault without an operation is of a backend above, which returns it.

@@ -307,7 +307,7 @@ func (s *session) inMemory(m transport.Mesh, info work.Info, err error) error {
 			case <-m.Failed():
 			case <-t.C:
 				f.Kind = transport.FaultAborted
-				if errors.As(s.renumbered(s.memory().CompareCalls(0)), &calls) {
+				if errors.As(s.renumbered(s.memory().CompareCalls(ended)), &calls) {
 					f.Kind, f.Err = transport.FaultMismatch, calls
 				}
 				m.Abort(f)

@@ -58,7 +58,7 @@ func (b *Backend) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarri
 	q.Start()
 	err := b.monitored(q, in, out)
 	if err == nil && b.shared != nil {
-		err = b.inMemory(b.meshes[0], q.Info(), b.shared.CompareCalls(0))
+		err = b.inMemory(b.meshes[0], q.Info(), b.shared.CompareCalls(ended))
 	}
 	b.finish(q, err)
 	return q.Work().Err()

@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"sync/atomic"
@@ -150,16 +151,15 @@ func (h header) String() string {
 }
 
 // CompareCalls waits until every other rank has made as many calls as this rank, or has left, and
-// compares the calls. If they differ the group ends, with a *RankError. After limit it compares
-// the calls made so far. A limit of 0 does not wait. It may be called at any time.
-func (g *Group) CompareCalls(limit time.Duration) error {
-	end := time.Now().Add(limit)
+// compares the calls. If they differ the group ends, with a *RankError. Once ctx has ended, it compares
+// the calls made so far. It may be called at any time.
+func (g *Group) CompareCalls(ctx context.Context) error {
 	for r := range g.size {
 		if r == g.rank {
 			continue
 		}
 		behind, err := g.catchUp(r)
-		for sleep := minLookPause; behind && err == nil && time.Now().Before(end); behind, err = g.catchUp(r) {
+		for sleep := minLookPause; behind && err == nil && ctx.Err() == nil; behind, err = g.catchUp(r) {
 			if sleep < yieldFor {
 				sleep += minLookPause
 				yield()

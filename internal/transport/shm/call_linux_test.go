@@ -1,12 +1,12 @@
 package shm_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -35,6 +35,13 @@ func (c *calls) begin(word uint64) {
 func called(g *shm.Group) *calls {
 	g.Describe(func(what [2]uint64) string { return fmt.Sprintf("call %d", what[1]) })
 	return &calls{g: g}
+}
+
+// ended is for comparing the calls that have been made.
+func ended() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
 }
 
 // TestCalls has the last rank take another root than the others, and say so. Pieces fit each other, as far
@@ -124,7 +131,7 @@ func TestCalls(t *testing.T) {
 									}
 								}
 							}
-							return g.CompareCalls(patience)
+							return g.CompareCalls(t.Context())
 						})
 						said := 0
 						for r, err := range errs {
@@ -157,22 +164,22 @@ func TestCallsLongAgo(t *testing.T) {
 		a.begin(5)
 		b.begin(5)
 	}
-	require.ErrorContains(t, gs[0].CompareCalls(0), "rank 0 and rank 1 both called call 5 as collective number 941, but an earlier call of theirs differs")
-	require.ErrorIs(t, gs[1].CompareCalls(0), shm.ErrMismatch)
+	require.ErrorContains(t, gs[0].CompareCalls(ended()), "rank 0 and rank 1 both called call 5 as collective number 941, but an earlier call of theirs differs")
+	require.ErrorIs(t, gs[1].CompareCalls(ended()), shm.ErrMismatch)
 }
 
 func TestSettle(t *testing.T) {
 	gs := join(t, 3, shm.Options{})
-	require.NoError(t, gs[0].CompareCalls(patience), "nothing has been called")
+	require.NoError(t, gs[0].CompareCalls(t.Context()), "nothing has been called")
 	var all []*calls
 	for _, g := range gs {
 		all = append(all, called(g))
 	}
 	all[0].begin(1)
 	all[1].begin(1)
-	require.NoError(t, gs[0].CompareCalls(time.Millisecond), "rank 2 has not called it")
+	require.NoError(t, gs[0].CompareCalls(ended()), "rank 2 has not called it")
 	done := make(chan error)
-	go func() { done <- gs[0].CompareCalls(patience) }()
+	go func() { done <- gs[0].CompareCalls(t.Context()) }()
 	all[2].begin(1)
 	require.NoError(t, <-done)
 
@@ -180,14 +187,14 @@ func TestSettle(t *testing.T) {
 	all[0].begin(2)
 	all[1].begin(2)
 	require.NoError(t, gs[2].Close())
-	require.NoError(t, gs[0].CompareCalls(patience))
+	require.NoError(t, gs[0].CompareCalls(t.Context()))
 	all[1].begin(3)
 	require.NoError(t, gs[1].Close())
 	all[0].begin(4)
-	require.ErrorContains(t, gs[0].CompareCalls(patience), "as collective number 2 rank 0 called call 4, rank 1 called call 3")
+	require.ErrorContains(t, gs[0].CompareCalls(t.Context()), "as collective number 2 rank 0 called call 4, rank 1 called call 3")
 	require.ErrorContains(t, gs[0].Barrier(late()), "rank 1 called call 3")
 	require.NoError(t, gs[0].Close())
-	require.ErrorIs(t, gs[0].CompareCalls(patience), shm.ErrClosed)
+	require.ErrorIs(t, gs[0].CompareCalls(t.Context()), shm.ErrClosed)
 }
 
 // Whatever another rank writes where its calls are, looking at it does no harm.
@@ -202,7 +209,7 @@ func TestGarbageCalls(t *testing.T) {
 			mine.begin(rng.Uint64())
 		}
 		gs[1].Scribble(rng)
-		if err := gs[0].CompareCalls(0); err != nil {
+		if err := gs[0].CompareCalls(ended()); err != nil {
 			require.ErrorIs(t, err, shm.ErrMismatch)
 		}
 	}

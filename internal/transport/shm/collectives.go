@@ -45,6 +45,11 @@ func (g *Group) pipeline(n int, stage func(k int, data []byte), take func(k int,
 				}
 				stage(k+1, g.staged(g.self, p))
 				g.publish(p)
+				if take == nil {
+					if err := g.look(p); err != nil {
+						return err
+					}
+				}
 			} else {
 				g.publishEmpty()
 			}
@@ -82,7 +87,6 @@ func (g *Group) claimNext() {
 
 // markPublished publishes piece p, whose slot and header are ready.
 func (g *Group) markPublished(p uint32) {
-	g.past[p%depth] = g.op.history
 	g.next = p + 1
 	if int32(p-apart-g.seen) > 0 { // a rank that only receives does not look
 		g.seen = p - apart
@@ -111,11 +115,8 @@ func (r room) enough(p uint32) uint32 {
 	return p - depth/2
 }
 
-// reserve waits until no rank reads the piece that p replaces.
-//
-// A rank that only sends, as the root of a broadcast, waits nowhere else. So reserve also
-// compares the calls that the others published the last of these pieces with. A header counts if its
-// owner has not begun to write the slot's next piece.
+// reserve waits until no rank reads the piece that p replaces. A rank that only sends, as the root of a broadcast, waits
+// nowhere else.
 func (g *Group) reserve(p uint32) error {
 	if g.sawAll(g.room.free(p)) {
 		return nil
@@ -123,19 +124,28 @@ func (g *Group) reserve(p uint32) error {
 	need := g.room.enough(p)
 	for r := range g.segs {
 		if r != g.rank {
-			slots := &g.segs[r].slots
-			last := need - 1
-			if err := g.wait(r, slots[last%depth].in, need); err != nil {
+			if err := g.wait(r, g.segs[r].slots[(need-1)%depth].in, need); err != nil {
 				return err
-			}
-			op := slots[last%depth].op
-			history := atomic.LoadUint64(&op.history) // before the look at what comes next
-			if got := *op; got.isOf(last) && history != g.past[last%depth] && !reached(slots[(last-1)%depth].in, last+depth) {
-				return g.mismatch(r, got, g.op)
 			}
 		}
 	}
 	g.seen = need
+	return nil
+}
+
+// look compares the call with those of the ranks that have published piece p by now. A rank that only sends calls it when it
+// has published the piece. Another rank that only sends does the same, so the later of the two finds the other's header. It
+// is still there: its owner does not write the slot again before this rank has published the next pieces.
+func (g *Group) look(p uint32) error {
+	for r := range g.segs {
+		if r == g.rank {
+			continue
+		}
+		s := &g.segs[r].slots[p%depth]
+		if got := s.op; reached(s.in, p+1) && got.isOf(p) && got.history != g.op.history {
+			return g.mismatch(r, *got, g.op)
+		}
+	}
 	return nil
 }
 

@@ -50,8 +50,8 @@
 //
 // The header has the collective, its size and root, and a digest of all operations
 // of the rank so far ([Group.Enter], [Group.Begin]). Other ranks compare it before
-// they take the data. A rank that only sends compares it when it looks for free slots. Up to 14 calls may
-// have succeeded by then.
+// they take the data. A rank that only sends looks, when it has published, at the headers that are there for
+// the same piece. So if two ranks only send, and their calls differ, the later one notices.
 // Each rank also keeps a list of its latest 64 operations in its segment. The others read it to say
 // how the ranks disagree, during long waits, and before they close ([Group.CompareCalls]).
 //

@@ -83,6 +83,40 @@ func TestMismatchOfForgottenCalls(t *testing.T) {
 	}
 }
 
+// TestLaterSenderNotices has two ranks only send, in calls that differ. Neither waits for the other. The one that comes later
+// notices in that call.
+func TestLaterSenderNotices(t *testing.T) {
+	waits := func() error { return errors.New("waits") }
+	sends := map[string]func(g *shm.Group, n int) error{
+		"broadcast": func(g *shm.Group, n int) error { return g.Broadcast(make([]byte, n), g.Rank(), waits) },
+		"scatter": func(g *shm.Group, n int) error {
+			return g.Scatter(make([]byte, n), make([]byte, n*g.Size()), g.Rank(), waits)
+		},
+		"gather": func(g *shm.Group, n int) error { return g.Gather(nil, make([]byte, n), g.Size()-1, waits) },
+		"reduce": func(g *shm.Group, n int) error {
+			return g.Reduce(nil, make([]byte, n), g.Size()-1, by(1, mix(1)), waits)
+		},
+	}
+	for _, n := range []int{4, 4 << 10, 16 << 10} {
+		for first, one := range sends {
+			for second, other := range sends {
+				t.Run(fmt.Sprint(first, ", ", second, ", ", n), func(t *testing.T) {
+					gs := join(t, 3, shm.Options{})
+					a, b := called(gs[0]), called(gs[1])
+					a.begin(0)
+					b.begin(1)
+					require.NoError(t, one(gs[0], n))
+					err := other(gs[1], n)
+					require.ErrorIs(t, err, shm.ErrMismatch)
+					require.ErrorContains(t, err, "as collective number 0 rank 0 called call 0, rank 1 called call 1")
+					a.begin(0)
+					require.ErrorIs(t, one(gs[0], n), shm.ErrAborted)
+				})
+			}
+		}
+	}
+}
+
 // TestNumbersFarApart: words and numbers from 2^31 pieces ago do not look newer than those of today.
 func TestNumbersFarApart(t *testing.T) {
 	for _, at := range []uint32{1 << 31, 1<<31 + 5, 3 << 30} {

@@ -151,8 +151,6 @@ type Group struct {
 	early  int  // see setEarly
 	posted bool // the piece before next is of a collective that this rank has not run yet; see post
 
-	past [depth]uint64 // history of the piece that was last published with each slot
-
 	// The operation that collectives belong to; see call.go.
 	number   uint32
 	history  uint64

@@ -3,7 +3,6 @@ package tcp
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/c10d-go/c10d/internal/transport"
 )
@@ -160,11 +159,9 @@ func (m *Mesh) Announce(peer int, number uint32) {
 
 // CompareCalls compares this rank's calls with those of all other ranks. It asks every peer, and
 // returns when each has answered or left, when the mesh fails, as it does if a call differs, or
-// after limit.
-func (m *Mesh) CompareCalls(limit time.Duration) {
+// when ctx ends.
+func (m *Mesh) CompareCalls(ctx context.Context) {
 	m.ResumeReaders()
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	last := m.calls.last

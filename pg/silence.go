@@ -81,7 +81,11 @@ func (r *roll) missing(ctx context.Context) (ranks []int, each []string) {
 // report is for waiting.Start.
 func (r *roll) report(ctx context.Context) (string, []slog.Attr) {
 	ranks, each := r.missing(ctx)
-	if len(ranks) == 0 {
+	switch {
+	case len(ranks) > 0:
+	case r.call.Unanswered():
+		return "waiting for rank 0, which has called Init, to answer", []slog.Attr{slog.String("group", r.group), slog.Int("rank", r.rank)}
+	default:
 		return "", nil
 	}
 	return "waiting for " + waiting.Ranks(ranks) + " to call Init", []slog.Attr{

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -167,4 +169,60 @@ func TestStoreBarrierTellsHowManyCame(t *testing.T) {
 			require.Error(t, <-done)
 		})
 	}
+}
+
+// TestManyRanksAreAway: 32 of 40 ranks are away. Nobody says so of one that has come, and nobody counts more.
+func TestManyRanksAreAway(t *testing.T) {
+	const size, away = 40, 32 // ranks 1 to 32
+	url := "file://" + filepath.Join(t.TempDir(), "f") + "?rank=%d&world_size=" + fmt.Sprint(size)
+	var wg sync.WaitGroup
+	errs := make([]error, size)
+	for r := range size {
+		if r == 0 || r > away {
+			wg.Go(func() {
+				o := InitOptions{Options: Options{Timeout: 5 * time.Second}}
+				_, errs[r] = initFrom(t.Context(), strings.ReplaceAll(url, "%d", fmt.Sprint(r)), o, environ(""))
+			})
+		}
+	}
+	wg.Wait()
+	named := regexp.MustCompile(`rank (\d+) has not called Init`)
+	more := regexp.MustCompile(`(\d+) more ranks are missing`)
+	for r, err := range errs {
+		if r > 0 && r <= away {
+			continue
+		}
+		require.Error(t, err, "rank %d", r)
+		count := 0
+		for _, m := range named.FindAllStringSubmatch(err.Error(), -1) {
+			n, _ := strconv.Atoi(m[1])
+			require.True(t, n > 0 && n <= away, "rank %d names rank %d, which has come: %v", r, n, err)
+			count++
+		}
+		for _, m := range more.FindAllStringSubmatch(err.Error(), -1) {
+			n, _ := strconv.Atoi(m[1])
+			require.LessOrEqual(t, n+8, away, "rank %d: %v", r, err)
+		}
+		var e *MeetingError
+		require.ErrorAs(t, err, &e)
+		require.LessOrEqual(t, len(e.Missing), away)
+		t.Logf("rank %d names %d ranks: %.300s", r, len(e.Missing), err)
+	}
+}
+
+// TestRank0DoesNotAnswer: rank 0 has come and has not answered. That is what the line says.
+func TestRank0DoesNotAnswer(t *testing.T) {
+	ctx, cancel := context.WithCancel(waiting.WithFirst(t.Context(), 20*time.Millisecond))
+	defer cancel()
+	st := store.NewHash()
+	defer st.Close()
+	require.NoError(t, st.Set(ctx, "c10d-go/rollcall/-/0/rank/0", []byte(`{"nonce":"n"}`)))
+	var log waitingtest.Log
+	done := make(chan error, 1)
+	go func() { _, err := New(ctx, st, 1, 2, Options{Logger: log.Logger()}); done <- err }()
+	require.Eventually(t, func() bool {
+		return strings.Contains(log.String(), `waiting for rank 0, which has called Init, to answer" group=0 rank=1`)
+	}, 20*time.Second, time.Millisecond, "%s", &log)
+	cancel()
+	require.Error(t, <-done)
 }

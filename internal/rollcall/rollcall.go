@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -139,8 +140,12 @@ const (
 	firstLook   = 10 * time.Millisecond
 	longestLook = 250 * time.Millisecond
 
-	// window is how many ranks rank 0 looks for at a time.
+	// window is how many ranks rank 0 looks for before it pauses. Then it looks for the next ones.
 	window = 32
+
+	// A rank that has not joined staleAfter after rank 0 answered its record is not there: the record is of an earlier
+	// run.
+	staleAfter = time.Second
 
 	// lastWord bounds a rank's calls of the store after its roll call has failed.
 	lastWord = 500 * time.Millisecond
@@ -214,9 +219,16 @@ type Call struct {
 	most   int // rank 0: the largest number of ranks in a record that it has answered
 
 	mu     sync.Mutex
-	run    string       // nonce of rank 0, once known
-	come   map[int]bool // rank 0: who has joined
-	answer bool         // rank r: rank 0 has answered
+	run    string        // nonce of rank 0, once known
+	come   map[int]bool  // rank 0: who has joined
+	seen   map[int]sight // rank 0: what it has found of the others
+	answer bool          // rank r: rank 0 has answered
+}
+
+// sight is what rank 0 has found at a rank's key.
+type sight struct {
+	text  string // "" if there is no record
+	since time.Time
 }
 
 // New prepares a call. Nothing is written before Meet.
@@ -225,7 +237,7 @@ func New(cfg Config) *Call {
 	if job == "" {
 		job = "-"
 	}
-	c := &Call{cfg: cfg, begun: time.Now(), come: make(map[int]bool)}
+	c := &Call{cfg: cfg, begun: time.Now(), come: make(map[int]bool), seen: make(map[int]sight)}
 	c.place = "c10d-go/rollcall/" + job + "/" + cfg.Name
 	c.corner = store.Prefix(c.place, cfg.Store)
 	host, _ := os.Hostname()
@@ -288,6 +300,8 @@ func (c *Call) Meet(ctx context.Context) (Run, error) {
 		}
 		if len(e.Missing) == 0 && c.cfg.Rank != 0 {
 			e.Stopped = []int{0} // all have come, and rank 0 has not said so
+		} else if c.Unanswered() && !slices.Contains(e.Missing, 0) {
+			e.Err = fmt.Errorf("rank 0 has called Init, but this rank has no answer of it: it waits for others, or has stopped: %w", e.Err)
 		}
 		e.Err = c.otherRun(last, e.Err)
 	}
@@ -430,7 +444,6 @@ func (c *Call) lead(ctx context.Context) (run Run, err error) {
 	c.run = c.self.Nonce
 	c.mu.Unlock()
 	answered := make([]string, c.cfg.Size) // nonces
-	seen := make(map[int]string)           // records, "" for none
 	defer func() {
 		if err != nil { // of a Set, too: the others may have seen this rank
 			c.dismiss(ctx, answered, err)
@@ -445,17 +458,26 @@ func (c *Call) lead(ctx context.Context) (run Run, err error) {
 	if err := c.known(ctx, c.self.Nonce); err != nil {
 		return Run{}, err
 	}
+	next := 1
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		if err := c.watch(ctx); err != nil {
 			return Run{}, err
 		}
 		progress, missing := false, 0
-		for r := 1; r < c.cfg.Size && missing < window; r++ {
+		for range c.cfg.Size - 1 {
+			r := next
+			if next++; next == c.cfg.Size {
+				next = 1
+			}
 			if c.has(r) {
 				continue
 			}
+			if missing == window {
+				next = r
+				break
+			}
 			missing++
-			moved, err := c.look(ctx, r, answered, seen)
+			moved, err := c.look(ctx, r, answered)
 			if err != nil {
 				return Run{}, err
 			}
@@ -495,7 +517,7 @@ func (c *Call) has(r int) bool {
 }
 
 // look looks once for rank r, and reports whether it has found anything new.
-func (c *Call) look(ctx context.Context, r int, answered []string, seen map[int]string) (bool, error) {
+func (c *Call) look(ctx context.Context, r int, answered []string) (bool, error) {
 	if answered[r] != "" {
 		text, err := c.peek(ctx, joinedKey(c.self.Nonce, r))
 		if err != nil {
@@ -512,10 +534,14 @@ func (c *Call) look(ctx context.Context, r int, answered []string, seen map[int]
 	if err != nil {
 		return false, err
 	}
-	before, again := seen[r]
-	seen[r] = text
+	c.mu.Lock()
+	before, again := c.seen[r]
+	if !again || text != before.text {
+		c.seen[r] = sight{text, time.Now()}
+	}
+	c.mu.Unlock()
 	var other record
-	if again && text == before || json.Unmarshal([]byte(text), &other) != nil || other.Nonce == "" {
+	if again && text == before.text || json.Unmarshal([]byte(text), &other) != nil || other.Nonce == "" {
 		return false, nil
 	}
 	if other.Fault != nil {
@@ -660,7 +686,7 @@ func (c *Call) dismiss(ctx context.Context, answered []string, why error) {
 	if cause := cause(ctx); cause != nil {
 		why = cause
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord) // most of it is for ranks without a record
 	defer cancel()
 	var f *fault
 	var of interface{ Culprit() int }
@@ -675,15 +701,45 @@ func (c *Call) dismiss(ctx context.Context, answered []string, why error) {
 		}
 	}
 	c.corner.Set(ctx, begunKey(c.self.Nonce), encode(f))
+	// Ranks that have joined read that. The others, and second processes of ranks, are told by their nonce.
+	var there []string // keys of ranks with a record
+	var texts [][]byte
+	var unseen []string // of others
+	c.mu.Lock()
 	for r := 1; r < max(c.most, c.cfg.Size); r++ {
-		if text, err := c.peek(ctx, rankKey(r)); err != nil {
-			return
-		} else if text != "" {
-			var other record
-			if json.Unmarshal([]byte(text), &other) == nil && (!c.has(r) || other.Nonce != answered[r]) {
-				c.tell(ctx, other.Nonce, f)
-			}
+		if c.seen[r].text != "" {
+			there = append(there, rankKey(r))
+		} else {
+			unseen = append(unseen, rankKey(r))
 		}
+	}
+	c.mu.Unlock()
+	if len(there) > 0 {
+		texts, _ = c.corner.MultiGet(ctx, there)
+	}
+	for _, key := range unseen {
+		text, err := c.peek(ctx, key)
+		if err != nil {
+			break
+		}
+		texts = append(texts, []byte(text))
+	}
+	var keys []string
+	var values [][]byte
+	told := encode(c.withFault(f))
+	for _, text := range texts {
+		var other record
+		if json.Unmarshal(text, &other) != nil || other.Nonce == "" {
+			continue
+		}
+		if r := other.Rank; r < 0 || r >= len(answered) || !c.has(r) || other.Nonce != answered[r] {
+			keys, values = append(keys, answerKey(other.Nonce), faultKey(other.Nonce)), append(values, told, told) // see tell
+		}
+	}
+	if len(keys) > 0 {
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+		defer cancel()
+		c.corner.MultiSet(late, keys, values)
 	}
 }
 
@@ -821,10 +877,17 @@ func (c *Call) join(ctx context.Context) (Run, error) {
 // named returns the run with rank 0's nonce.
 func (c *Call) named(nonce string) Run { return Run{ID: nonce, Key: c.place + "/" + begunKey(nonce)} }
 
-// Missing returns the ranks that have not joined, as far as the store shows.
+// Unanswered reports whether rank 0 has not answered this rank.
+func (c *Call) Unanswered() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cfg.Rank != 0 && !c.answer
+}
+
+// Missing returns ranks that have not come, as far as the store shows. A rank of which nothing is known is not among them.
 func (c *Call) Missing(ctx context.Context) []int {
 	c.mu.Lock()
-	zero, answered := c.run, c.answer
+	zero := c.run
 	c.mu.Unlock()
 	var missing []int
 	for r := range c.cfg.Size {
@@ -834,21 +897,33 @@ func (c *Call) Missing(ctx context.Context) []int {
 		there := true
 		var err error
 		switch {
-		case r == 0:
-			there = answered
-		case c.cfg.Rank == 0 && c.has(r):
-		case zero != "":
-			there, err = c.corner.Check(ctx, joinedKey(zero, r))
-		default:
+		case c.cfg.Rank == 0:
+			there = !c.lacks(ctx, r)
+		case zero == "":
 			var text string
 			text, err = c.peek(ctx, rankKey(r))
 			there = text != "" // or of an earlier run
+		case r > 0:
+			there, err = c.corner.Check(ctx, joinedKey(zero, r))
 		}
 		if err == nil && !there {
 			missing = append(missing, r)
 		}
 	}
 	return missing
+}
+
+// lacks reports whether rank 0 knows that rank r is not there.
+func (c *Call) lacks(ctx context.Context, r int) bool {
+	c.mu.Lock()
+	s, looked := c.seen[r]
+	lacks := looked && !c.come[r] && (s.text == "" || time.Since(s.since) > staleAfter)
+	c.mu.Unlock()
+	if !lacks {
+		return false
+	}
+	now, err := c.peek(ctx, rankKey(r))
+	return err != nil || now == s.text // it has not come since rank 0 looked
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -538,3 +538,71 @@ func TestEndedAfterAll(t *testing.T) {
 	require.NoError(t, c.corner.Set(t.Context(), begunKey("n"), encode(fault{})))
 	require.NoError(t, c.someGone(t.Context()))
 }
+
+// TestUnanswered: rank 0 has come and has not answered, and rank 1 is away. Rank 2 says both.
+func TestUnanswered(t *testing.T) {
+	st := store.NewHash()
+	defer st.Close()
+	require.NoError(t, st.Set(t.Context(), "c10d-go/rollcall/-/0/"+rankKey(0), []byte(`{"nonce":"n"}`)))
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	err := (<-start(ctx, Config{Store: st, Name: "0", Rank: 2, Size: 3})).err
+	var e *Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, []int{1}, e.Missing)
+	require.ErrorContains(t, err, "rank 1 has not called Init")
+	require.ErrorContains(t, err, "rank 0 has called Init, but this rank has no answer of it")
+	require.NotContains(t, err.Error(), "rank 0 has not called Init")
+}
+
+// counting counts a store's calls.
+type counting struct {
+	store.Store
+	calls *atomic.Int64
+}
+
+func (c counting) Set(ctx context.Context, key string, value []byte) error {
+	c.calls.Add(1)
+	return c.Store.Set(ctx, key, value)
+}
+
+func (c counting) CompareSet(ctx context.Context, key string, expected, desired []byte) ([]byte, error) {
+	c.calls.Add(1)
+	return c.Store.CompareSet(ctx, key, expected, desired)
+}
+
+func (c counting) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
+	c.calls.Add(1)
+	return c.Store.MultiGet(ctx, keys)
+}
+
+func (c counting) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
+	c.calls.Add(1)
+	return c.Store.MultiSet(ctx, keys, values)
+}
+
+// TestDismissTellsAllAtOnce: rank 0 fails while a thousand ranks have come and have not joined. It does not tell one
+// after the other, which takes longer than the time for its last words.
+func TestDismissTellsAllAtOnce(t *testing.T) {
+	const size = 1000
+	var calls atomic.Int64
+	st := counting{store.NewHash(), &calls}
+	defer st.Close()
+	c := New(Config{Store: st, Name: "0", Rank: 0, Size: size})
+	c.run = c.self.Nonce
+	answered := make([]string, size)
+	for r := 1; r < size; r++ {
+		answered[r] = fmt.Sprint("nonce", r)
+		text := encode(record{Nonce: answered[r], Rank: r, Size: size})
+		require.NoError(t, c.corner.Set(t.Context(), rankKey(r), text))
+		c.seen[r] = sight{text: string(text)}
+	}
+	calls.Store(0)
+	c.dismiss(t.Context(), answered, errors.New("an error of rank 0"))
+	require.Less(t, calls.Load(), int64(10))
+	for r := 1; r < size; r++ {
+		text, err := c.corner.Get(t.Context(), faultKey(answered[r]))
+		require.NoError(t, err)
+		require.Contains(t, string(text), "an error of rank 0")
+	}
+}

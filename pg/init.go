@@ -13,11 +13,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/internal/rollcall"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/trace"
@@ -206,6 +208,7 @@ const TraceVariable = "C10D_TRACE"
 func initGroup(ctx context.Context, o InitOptions, m *meeting) (*ProcessGroup, error) {
 	st, err := m.open(ctx, o)
 	if err != nil {
+		err = m.orTwice(ctx, o, err)
 		o.failed(cmp.Or(o.Name, "0"), m.env.Rank, m.env.Size, err)
 		return nil, err
 	}
@@ -307,7 +310,7 @@ func resolve(rawURL string, o InitOptions, getenv func(string) string) (*meeting
 	if rawURL == "" {
 		rawURL = "env://"
 	}
-	u, err := url.Parse(rawURL)
+	u, err := url.Parse(strings.TrimSpace(rawURL))
 	if err != nil {
 		return nil, errors.New("the URL cannot be parsed") // its text may hold a password
 	}
@@ -329,6 +332,9 @@ func resolve(rawURL string, o InitOptions, getenv func(string) string) (*meeting
 		m.addr = u.Host
 		if u.Hostname() == "" || u.Port() == "" {
 			return nil, fmt.Errorf("tcp:// needs host and port, not %q", u.Host)
+		}
+		if _, err := launch.Host("the URL's host", u.Hostname()); err != nil {
+			return nil, err
 		}
 	case "file":
 		m.path = u.Path
@@ -478,6 +484,32 @@ func sayGiven(err error, rank, size string) error {
 	return &said
 }
 
+// hosts reports whether this process hosts the store.
+func (m *meeting) hosts(o InitOptions) bool {
+	return m.env.Rank == 0 && !m.env.AgentStore && !o.Join && (m.scheme == "tcp" || m.scheme == "env")
+}
+
+// orTwice returns the error for a rank 0 that could not host the store: why, or ErrTwice if another rank 0
+// of the job hosts it. That one gets ErrTwice as well.
+func (m *meeting) orTwice(ctx context.Context, o InitOptions, why error) error {
+	if !m.hosts(o) || m.env.Size == 1 || !errors.Is(why, syscall.EADDRINUSE) {
+		return why
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	st, err := tcp.New(ctx, m.addr, tcp.Options{Dialect: o.Dialect, TLS: o.TLS, Token: o.Token, Job: m.job})
+	if err != nil {
+		return why
+	}
+	defer st.Close()
+	name := cmp.Or(o.Name, "0")
+	err = rollcall.Twice(ctx, rollcall.Config{Store: store.Prefix("default_pg", st), Name: name, Rank: 0, Size: m.env.Size, Job: m.job})
+	if err != nil {
+		return fmt.Errorf("pg: group %q: %w", name, err)
+	}
+	return why
+}
+
 // open opens the store. Errors name it, and no password.
 func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) {
 	switch m.scheme {
@@ -500,7 +532,7 @@ func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) 
 		return nil, err
 	}
 	return tcp.New(ctx, m.addr, tcp.Options{
-		Server:    m.env.Rank == 0 && !m.env.AgentStore && !o.Join,
+		Server:    m.hosts(o),
 		Listen:    listen,
 		WorldSize: m.env.Size,
 		CountOnly: !o.apart(devices), // the roll call waits, and notices a rank that dies

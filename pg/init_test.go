@@ -2,6 +2,7 @@ package pg
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -535,6 +536,64 @@ func TestInitStrangers(t *testing.T) {
 		require.ErrorContains(t, err, port)
 	}
 	require.Zero(t, first.Server().Stats().Keys, "a stranger has joined")
+}
+
+// TestInitRankZeroTwice: both processes of a rank 0 that hosts the store learn it, whoever else has come.
+func TestInitRankZeroTwice(t *testing.T) {
+	for name, ranks := range map[string][]int{"alone": {0, 0}, "with rank 1": {0, 1, 0}} {
+		t.Run(name, func(t *testing.T) {
+			addr := freeport.Loopback(t)
+			host, port, _ := net.SplitHostPort(addr)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			errs := make([]error, len(ranks))
+			var all sync.WaitGroup
+			for i, r := range ranks {
+				if i == 2 { // rank 1 is not too late
+					st, err := tcp.New(ctx, addr, tcp.Options{})
+					require.NoError(t, err)
+					require.NoError(t, st.Wait(ctx, "default_pg/c10d-go/rollcall/-/0/rank/1"))
+					require.NoError(t, st.Close())
+				}
+				all.Go(func() {
+					// Rank 2 of 3 never comes.
+					_, errs[i] = initFrom(ctx, "", InitOptions{Options: Options{Timeout: patience}}, environ(fmt.Sprintf(
+						"RANK=%d WORLD_SIZE=3 MASTER_ADDR=%s MASTER_PORT=%s", r, host, port)))
+				})
+			}
+			all.Wait()
+			for i := range ranks {
+				require.ErrorIs(t, errs[i], ErrTwice, "process %d", i)
+				require.ErrorContains(t, errs[i], "rank 0 was started twice: pid ")
+			}
+		})
+	}
+}
+
+// TestInitRankZeroOfAnotherJob: a group that exists is not ended by a rank 0 that finds its port taken.
+func TestInitRankZeroOfAnotherJob(t *testing.T) {
+	addr := freeport.Loopback(t)
+	o := InitOptions{Options: Options{Timeout: patience}, Size: 2}
+	groups := make([]*ProcessGroup, 2)
+	var all errgroup.Group
+	for r := range groups {
+		all.Go(func() (err error) {
+			o := o
+			o.Rank = r
+			groups[r], err = initFrom(t.Context(), "tcp://"+addr, o, environ(""))
+			return err
+		})
+	}
+	require.NoError(t, all.Wait())
+	_, err := initFrom(t.Context(), "tcp://"+addr, o, environ(""))
+	require.ErrorContains(t, err, "the TCPStore of another job answers there")
+	require.NotErrorIs(t, err, ErrTwice)
+	for _, g := range groups {
+		all.Go(func() error {
+			return errors.Join(AllReduceSlice(t.Context(), g, []float32{1}, backend.Sum()), g.Close())
+		})
+	}
+	require.NoError(t, all.Wait())
 }
 
 // TestInitAgain: ranks make one group after the other at one address. Rank 0, which hosts the store, is the last

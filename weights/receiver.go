@@ -217,8 +217,7 @@ func (r *Receiver) run(ctx context.Context) {
 func (r *Receiver) connect(ctx context.Context) error {
 	dialing, cancel := context.WithTimeout(ctx, r.options.Timeout)
 	defer cancel()
-	var d net.Dialer
-	raw, err := d.DialContext(dialing, "tcp", r.address)
+	raw, err := tcpsock.Dial(dialing, "tcp", r.address)
 	if err != nil {
 		return fmt.Errorf("weights: %w", err)
 	}

@@ -6,8 +6,10 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,8 +23,9 @@ import (
 // Options are this backend's options, for pg.Options.BackendOptions. The zero value takes them from
 // environment variables, Gloo's where Gloo has one.
 type Options struct {
-	// Interfaces are names of network interfaces. Each gets connections of its own, and
-	// collectives take turns over them. All ranks need the same number.
+	// Interfaces are names of network interfaces, which must exist. All ranks need the same number.
+	// On Gloo's wire each gets connections of its own, and collectives take turns over them. The
+	// native wire uses the first (see TCPOptions.Lanes for several connections).
 	//
 	// Empty means GLOO_SOCKET_IFNAME. If that is empty too, the connections use the address by
 	// which this host reaches the store (store.LocalAddrOf). With a store on a loopback address
@@ -333,9 +336,18 @@ type settings struct {
 // settings checks o and fills it in for a group.
 func (o Options) settings(group backend.Options) (settings, error) {
 	set := settings{Options: o}
+	by := "Options.Interfaces"
 	// Gloo, too, ignores a value of one character.
-	if env := os.Getenv("GLOO_SOCKET_IFNAME"); len(o.Interfaces) == 0 && len(env) > 1 {
-		set.Interfaces = strings.Split(env, ",")
+	if env := os.Getenv(interfacesVariable); len(o.Interfaces) == 0 && len(env) > 1 {
+		by = "environment variable " + interfacesVariable
+		for name := range strings.SplitSeq(env, ",") {
+			set.Interfaces = append(set.Interfaces, strings.TrimSpace(name))
+		}
+	}
+	if o.Fabric == nil {
+		if err := checkInterfaces(by, set.Interfaces); err != nil {
+			return set, err
+		}
 	}
 	if len(set.Interfaces) == 0 {
 		set.Interfaces = []string{""}
@@ -374,6 +386,38 @@ func (o Options) settings(group backend.Options) (settings, error) {
 	}
 	set.only = set.TCP.TLS != nil || set.wire == WireNative || set.wire == WireTCP
 	return set, nil
+}
+
+// interfacesVariable is Gloo's.
+const interfacesVariable = "GLOO_SOCKET_IFNAME"
+
+// checkInterfaces returns an error for a name that no interface of this host has. by is where the names
+// come from.
+func checkInterfaces(by string, names []string) error {
+	var there []string
+	for _, name := range names {
+		if name == "" && !strings.HasSuffix(by, interfacesVariable) {
+			continue // as if there were no names
+		}
+		if there == nil {
+			all, err := net.Interfaces()
+			if err != nil {
+				return fmt.Errorf("gloo: %s: %w", by, err)
+			}
+			for _, i := range all {
+				there = append(there, i.Name)
+			}
+		}
+		if slices.Contains(there, name) {
+			continue
+		}
+		hint := ""
+		if strings.HasPrefix(name, "^") || strings.HasPrefix(name, "=") {
+			hint = "; as in Gloo, ^ and = have no meaning here: list whole names"
+		}
+		return fmt.Errorf("gloo: %s: no interface %q (there are %s)%s", by, name, strings.Join(there, ", "), hint)
+	}
+	return nil
 }
 
 // workers returns how many collectives may run at a time.

@@ -1,6 +1,7 @@
 package gloo_test
 
 import (
+	"net"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -9,6 +10,47 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/store"
 )
+
+// TestInterfaceVariable: GLOO_SOCKET_IFNAME has to name interfaces of this host, on all wires.
+func TestInterfaceVariable(t *testing.T) {
+	lo := loopback(t)
+	for value, want := range map[string]string{
+		lo: "", " " + lo + " ": "", lo + "," + lo: "", "x": "", "": "",
+		"ens9":         `no interface "ens9" (there are `,
+		lo + ",nosuch": `no interface "nosuch" (there are `,
+		lo + ",":       `no interface "" (there are `,
+		"^" + lo:       `; as in Gloo, ^ and = have no meaning here: list whole names`,
+	} {
+		t.Setenv("GLOO_SOCKET_IFNAME", value)
+		for _, wire := range []gloo.Wire{gloo.WireAuto, gloo.WireGloo, gloo.WireNative} {
+			st := store.NewHash()
+			b, err := gloo.New(t.Context(), backend.Options{Store: st, Rank: 0, Size: 1, Timeout: gloo.GroupTimeout, Specific: gloo.Options{Wire: wire}})
+			if want == "" {
+				require.NoError(t, err, "%q", value)
+				require.NoError(t, b.Close())
+			} else {
+				require.ErrorContains(t, err, "gloo: environment variable GLOO_SOCKET_IFNAME: ", "%q", value)
+				require.ErrorContains(t, err, want, "%q", value)
+				require.ErrorContains(t, err, lo, "%q", value)
+			}
+			require.NoError(t, st.Close())
+		}
+	}
+}
+
+// loopback returns the name of the loopback interface.
+func loopback(t *testing.T) string {
+	t.Helper()
+	all, err := net.Interfaces()
+	require.NoError(t, err)
+	for _, i := range all {
+		if i.Flags&net.FlagLoopback != 0 {
+			return i.Name
+		}
+	}
+	t.Skip("no loopback interface")
+	return ""
+}
 
 // TestBadOptions: an option that has no meaning is refused by each rank for itself, before it
 // meets others.
@@ -25,6 +67,7 @@ func TestBadOptions(t *testing.T) {
 		specific   backend.SpecificOptions
 		text       string
 	}{
+		{"interface", 0, 1, gloo.Options{Interfaces: []string{loopback(t), "nosuch"}}, `gloo: Options.Interfaces: no interface "nosuch" (there are `},
 		{"wire", 0, 1, gloo.Options{Wire: "pigeon"}, `unknown wire "pigeon"`},
 		{"copies", 0, 1, gloo.Options{Copy: "thrice"}, `"thrice"`},
 		{"sums", 0, 1, gloo.Options{Sums: "rough"}, `"rough"`},

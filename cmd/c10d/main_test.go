@@ -605,6 +605,7 @@ func TestRunTorchrun(t *testing.T) {
 		"--nnodes 2 --rdzv_endpoint h:1 true":           "-rdzv-endpoint with -nnodes 2 needs -node-rank too",
 		"--rdzv-endpoint h:x true":                      `-rdzv-endpoint "h:x" has no port within 0 and 65535`,
 		"--rdzv-endpoint h:1 --master_addr h true":      "stands for -master-addr and -master-port: give either",
+		"-master-addr tcp://h:1 true":                   `-master-addr="tcp://h:1" is a URL: give the host alone`,
 		"--standalone --nnodes 2 true":                  "-standalone is for one node",
 		"-nnodes 0 true":                                "there must be at least 1 node",
 		"-rdzv-timeout -5s true":                        "-rdzv-timeout -5s: it must be positive",

@@ -133,7 +133,13 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		if j.Meeting <= 0 {
 			return 0, usagef("-rdzv-timeout %v: it must be positive", j.Meeting)
 		}
-		j.MasterAddr = unbracketed(j.MasterAddr)
+		if j.MasterAddr != "" {
+			host, err := launch.Host("-master-addr", j.MasterAddr)
+			if err != nil {
+				return 0, usagef("%v", err)
+			}
+			j.MasterAddr = host
+		}
 		if _, err := strconv.Atoi(args[0]); err == nil && j.Tee {
 			return 0, usagef("-tee takes no value, and no program is called %q", args[0])
 		}

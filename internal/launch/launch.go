@@ -352,6 +352,34 @@ func (r *reading) parse(name, value string) int {
 	return int(n)
 }
 
+// host returns the host that a variable names, "" if it is not set.
+func (r *reading) host(name string) string {
+	value := r.getenv(name)
+	if value == "" {
+		return ""
+	}
+	host, err := Host(name, value)
+	if err != nil {
+		r.failf("%w", err)
+	}
+	return host
+}
+
+// hostPort is host for a variable that may have a port too.
+func (r *reading) hostPort(name string, port int) (string, int) {
+	host, text, err := net.SplitHostPort(strings.TrimSpace(r.getenv(name)))
+	if err != nil {
+		return r.host(name), port
+	}
+	if host, err = Host(name, host); err != nil {
+		r.failf("%w", err)
+	}
+	if text != "" {
+		port = r.parse(name+"'s port", text)
+	}
+	return host, port
+}
+
 // size returns the world size from the launcher's own variables, with which
 // WORLD_SIZE must agree, or from WORLD_SIZE.
 func (r *reading) size(own ...string) int {
@@ -372,8 +400,8 @@ func (r *reading) agree(size int, by string) {
 
 // finish adds what does not depend on the launcher, and checks the result.
 func (r *reading) finish(e Env) Env {
-	if addr := r.getenv("MASTER_ADDR"); addr != "" {
-		e.Addr = addr
+	if r.getenv("MASTER_ADDR") != "" {
+		e.Addr = r.host("MASTER_ADDR")
 	}
 	e.Port = r.number(e.Port, "MASTER_PORT")
 	if e.Port > 65535 {
@@ -488,16 +516,9 @@ func readPET(r *reading) Env {
 	if world := r.number(e.Size, "WORLD_SIZE"); world != e.Size && world != e.Nodes {
 		r.agree(e.Size, "PET_NNODES times PET_NPROC_PER_NODE")
 	}
-	e.Addr, e.Port = r.getenv("PET_MASTER_ADDR"), r.number(0, "PET_MASTER_PORT")
+	e.Addr, e.Port = r.host("PET_MASTER_ADDR"), r.number(0, "PET_MASTER_PORT")
 	if endpoint := r.getenv("PET_RDZV_ENDPOINT"); e.Addr == "" && endpoint != "" {
-		host, port, err := net.SplitHostPort(endpoint)
-		if err != nil {
-			host, port = endpoint, ""
-		}
-		e.Addr = host
-		if port != "" {
-			e.Port = r.parse("PET_RDZV_ENDPOINT's port", port)
-		}
+		e.Addr, e.Port = r.hostPort("PET_RDZV_ENDPOINT", e.Port)
 	}
 	e.RunID = r.torchrunID("PET_RDZV_ID")
 	return e
@@ -592,7 +613,7 @@ func readLWS(r *reading) Env {
 		Rank: r.count("LWS_WORKER_INDEX"), Size: r.size("LWS_GROUP_SIZE"),
 		LocalRank: 0, LocalSize: 1,
 		NodeRank: r.number(0, "LWS_WORKER_INDEX"), Nodes: r.number(0, "LWS_GROUP_SIZE", "WORLD_SIZE"),
-		Addr: r.getenv("LWS_LEADER_ADDRESS"),
+		Addr: r.host("LWS_LEADER_ADDRESS"),
 	}
 }
 
@@ -619,13 +640,10 @@ func readJobSet(r *reading) Env {
 		e.Rank, e.Size = index, r.count("PROCESSES_IN_JOB", "WORLD_SIZE")
 	}
 	e.NodeRank, e.Nodes = e.Rank, e.Size
-	e.Addr = r.getenv("JOBSET_COORDINATOR")
+	e.Addr, e.Port = r.hostPort("JOBSET_COORDINATOR", 0)
 	if replicated := r.getenv("REPLICATED_JOB_NAME"); e.Addr == "" && replicated != "" {
 		// The pods' names and the default subdomain, as JobSet makes them.
 		e.Addr = fmt.Sprintf("%s-%s-0-0.%[1]s", name, replicated)
-	}
-	if host, port, err := net.SplitHostPort(e.Addr); err == nil {
-		e.Addr, e.Port = host, r.parse("JOBSET_COORDINATOR's port", port)
 	}
 	return e
 }

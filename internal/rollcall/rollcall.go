@@ -308,6 +308,32 @@ func (c *Call) Meet(ctx context.Context) (Run, error) {
 	return Run{}, e
 }
 
+// Twice looks in the store for a call of another process of this rank. If the call is under way, Twice
+// ends it and returns the error that both processes get. It returns nil if the call is over, or if none
+// has begun when ctx ends. It is for a process that cannot take part, because the other one hosts the
+// store at the address that is its own.
+func Twice(ctx context.Context, cfg Config) error {
+	c := New(cfg)
+	for {
+		b, err := c.corner.CompareSet(ctx, rankKey(c.cfg.Rank), []byte(never), []byte(never))
+		if err != nil {
+			return nil
+		}
+		if text := string(b); text != never {
+			var other record
+			if json.Unmarshal(b, &other) != nil || other.Nonce == "" || other.Fault != nil || other.Size != c.self.Size {
+				return nil
+			}
+			_, f := c.twice(text)
+			c.tell(ctx, other.Nonce, f)
+			return &Error{Rank: c.cfg.Rank, Size: c.cfg.Size, After: time.Since(c.begun), Err: f}
+		}
+		if err := sleep(ctx, firstLook); err != nil {
+			return nil
+		}
+	}
+}
+
 // cause returns why ctx was cancelled, nil if nobody said.
 func cause(ctx context.Context) error {
 	if why := context.Cause(ctx); why != ctx.Err() {

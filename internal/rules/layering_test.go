@@ -57,7 +57,7 @@ var layers = []layer{
 	{"store", nil},
 	{"store/storetest", []string{"store", "github.com/stretchr/testify/..."}},
 	{"store/tcp", []string{"store", "internal/credentials", "internal/lag", "internal/openfiles", "internal/strangers", "internal/tcpsock", "internal/waiting"}},
-	{"store/redis", []string{"store", "internal/credentials", "github.com/redis/go-redis/v9/..."}},
+	{"store/redis", []string{"store", "internal/credentials", "internal/tcpsock", "github.com/redis/go-redis/v9/..."}},
 
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
 

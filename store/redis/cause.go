@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/c10d-go/c10d/internal/tcpsock"
 )
 
 // refusal returns the error of a transaction. If a server refuses a command, for example because
@@ -26,13 +28,22 @@ func refusal(cmds []redis.Cmder, err error) error {
 	return err
 }
 
+// plainDialer connects.
+func plainDialer(o *redis.Options) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, cmp.Or(o.DialTimeout, dialTimeout))
+		defer cancel()
+		return tcpsock.DialWith(ctx, &net.Dialer{KeepAlive: keepAlive}, network, addr)
+	}
+}
+
 // tlsDialer connects and does the TLS handshake. Its errors name the handshake. A server without
 // TLS takes the handshake for the start of a command, and waits for the rest.
 func tlsDialer(o *redis.Options) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, cmp.Or(o.DialTimeout, dialTimeout))
 		defer cancel()
-		conn, err := (&net.Dialer{KeepAlive: keepAlive}).DialContext(ctx, network, addr)
+		conn, err := plainDialer(o)(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}

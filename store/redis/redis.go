@@ -168,6 +168,7 @@ func parse(rawURL string, opts *Options) (*redis.Options, error) {
 		config.ConnMaxIdleTime = maxIdle
 	}
 	config.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	config.Dialer = plainDialer(config)
 	if config.TLSConfig != nil {
 		config.Dialer = tlsDialer(config)
 	}
@@ -208,13 +209,9 @@ func open(ctx context.Context, config *redis.Options, opts Options) (*Store, err
 	return s, nil
 }
 
-// dial connects, with tlsDialer or as go-redis does, and notes the address of this host.
+// dial connects, and notes the address of this host.
 func (s *Store) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	connect := s.config.Dialer
-	if connect == nil {
-		connect = redis.NewDialer(s.config)
-	}
-	c, err := connect(ctx, network, addr)
+	c, err := s.config.Dialer(ctx, network, addr)
 	if err == nil {
 		host, _, _ := net.SplitHostPort(addr)
 		local := store.LocalAddrFor(c.LocalAddr(), host)

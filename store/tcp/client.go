@@ -155,8 +155,9 @@ const workers = "init/"
 
 // New connects to the TCPStore server at addr, "host:port", after starting it if opts.Server is
 // set. It tries again until ctx ends, or else for opts.Timeout, so the server may start later
-// than its clients. It fails sooner if the host name does not exist (see Options.ResolveTimeout),
-// if another service uses the port, or if the server refuses a certificate or a token.
+// than its clients. If the host's name has several addresses, New tries them beside each other. It
+// fails sooner if the host name does not exist (see Options.ResolveTimeout), if another service uses
+// the port, or if the server refuses a certificate or a token.
 func New(ctx context.Context, addr string, opts Options) (*Store, error) {
 	start := time.Now()
 	s, err := open(ctx, addr, opts)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/openfiles"
+	"github.com/c10d-go/c10d/internal/tcpsock"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -97,7 +98,7 @@ type dialer struct {
 
 	who string // "RANK of SIZE", for a server that refuses clear text; may be empty
 
-	connectTo func(ctx context.Context, network, addr string) (net.Conn, error) // nil: a net.Dialer's
+	connectTo func(ctx context.Context, network, addr string) (net.Conn, error) // nil: tcpsock.Dial
 
 	job    string    // see Options.Job
 	server *greeting // of the first native connection; nil before, and for other servers
@@ -202,7 +203,7 @@ func (d *dialer) dial(ctx context.Context) (*conn, error) {
 func (d *dialer) connect(ctx context.Context, dialect store.Dialect) (*conn, error) {
 	connect := d.connectTo
 	if connect == nil {
-		connect = new(net.Dialer).DialContext
+		connect = tcpsock.Dial
 	}
 	nc, err := connect(ctx, "tcp", d.addr)
 	if openfiles.Exhausted(err) {

@@ -12,7 +12,8 @@
 // All names begin with the store's prefix: key k is the Redis string
 // "{prefix}k" + k, queue q the Redis list "{prefix}q" + q. The braces keep one
 // prefix from being the beginning of another, and put a job's keys into one
-// slot of a Redis cluster. All ranks of a job use one prefix. Two jobs on one server
+// slot of a Redis Cluster. New follows the cluster to the node that has the slot. If the cluster moves the slot
+// later, calls fail and name the new node. All ranks of a job use one prefix. Two jobs on one server
 // need different prefixes.
 //
 // Keys expire a day after they were written, unless Options say otherwise, so a job that
@@ -29,7 +30,7 @@
 // When the server goes away, calls fail, and pending waits fail at their next poll. The error
 // names the server. Commands are never repeated, because an Add might then count twice. A call
 // that ended with an error or with its context may still have been carried out. A QueuePop whose context
-// has ended puts its element back. The element is lost only if the connection or the store ends before.
+// has ended puts its element back, also while the store is being closed. The element is lost if the connection or the process ends before.
 //
 // go-redis also logs such errors to standard error. This package turns that off with
 // redis.SetLogger, because its calls return them. That logger is global to the

@@ -52,6 +52,10 @@ const (
 	// scanCount is how many keys a step of SCAN looks at. A step blocks the server: 1000 keys
 	// take well below a millisecond.
 	scanCount = 1000
+
+	// closeWait bounds how long Close waits for the elements of interrupted QueuePops, which go back into their queues. A
+	// server that answers needs two round trips.
+	closeWait = 5 * time.Second
 )
 
 // quiet drops go-redis's lines on standard error, since calls return those errors. go-redis has
@@ -99,6 +103,7 @@ type Store struct {
 	mu     sync.Mutex // guards calls.Add against Close
 	closed chan struct{}
 	calls  sync.WaitGroup
+	pops   sync.WaitGroup // those of calls that may have to be undone
 }
 
 // New connects to the server that rawURL names:
@@ -107,13 +112,47 @@ type Store struct {
 //
 // with rediss:// for TLS and unix:// for a socket, and go-redis' options in the
 // query (dial_timeout, pool_size, skip_verify and so on). It fails at once if
-// the server does not answer.
+// the server does not answer. Any node of a Redis Cluster will do: New goes on to the one that has the
+// prefix. In a cluster the database must be 0.
 func New(ctx context.Context, rawURL string, opts Options) (*Store, error) {
 	config, err := parse(rawURL, &opts)
 	if err != nil {
 		return nil, fmt.Errorf("store: redis: %w", err)
 	}
+	s, err := open(ctx, config, opts)
+	addr, moved := redis.IsMovedError(err)
+	if !moved {
+		return s, err
+	}
+	elsewhere, e := atNode(rawURL, addr)
+	if e == nil {
+		config, e = parse(elsewhere, &opts)
+	}
+	if e != nil {
+		return nil, fmt.Errorf("%w: %w", err, e)
+	}
 	return open(ctx, config, opts)
+}
+
+// atNode returns the URL with another server's address. A node that knows no host of its own leaves the host out.
+func atNode(rawURL, addr string) (string, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return "", err
+	}
+	i := strings.LastIndexByte(addr, ':') // Redis writes no brackets around an IPv6 address
+	if i < 0 {
+		return "", fmt.Errorf("the node %.100q has no port", addr)
+	}
+	host, port := addr[:i], addr[i+1:]
+	if host == "" || host == "?" {
+		host = u.Hostname()
+	}
+	if host == "" || u.Scheme == "unix" {
+		return "", fmt.Errorf("give the address of the node %.100q in place of the socket", addr)
+	}
+	u.Host = net.JoinHostPort(host, port)
+	return u.String(), nil
 }
 
 // parse fills the zero fields of opts. Its errors do not repeat the URL, which
@@ -154,6 +193,9 @@ func parse(rawURL string, opts *Options) (*redis.Options, error) {
 	config, err := redis.ParseURL(u.String())
 	if err != nil {
 		return nil, errors.New(strings.TrimPrefix(err.Error(), "redis: "))
+	}
+	if config.DB < 0 {
+		return nil, fmt.Errorf("database %d: the number must be 0 or more", config.DB)
 	}
 	if opts.TLS != nil {
 		if config.TLSConfig == nil {
@@ -304,11 +346,27 @@ func (s *Store) Close() error {
 	s.mu.Unlock()
 	var err error
 	if first {
+		s.awaitPops()
 		err = s.client.Close()
 		s.mourner.close()
 	}
 	s.calls.Wait()
 	return err
+}
+
+// awaitPops waits until interrupted QueuePops have put their elements back.
+func (s *Store) awaitPops() {
+	done := make(chan struct{})
+	go func() { // it ends before s.calls
+		s.pops.Wait()
+		close(done)
+	}()
+	t := time.NewTimer(closeWait)
+	defer t.Stop()
+	select {
+	case <-done:
+	case <-t.C:
+	}
 }
 
 func (s *Store) isClosed() bool {
@@ -346,6 +404,9 @@ func (s *Store) fail(op string, err error, start time.Time, keys []string) error
 	if errors.Is(err, io.EOF) {
 		err = fmt.Errorf("the server closed the connection: %w", err)
 	}
+	if addr, moved := redis.IsMovedError(err); moved {
+		err = fmt.Errorf("the Redis Cluster has moved the keys of prefix %q to the node %s; start the job again, with that node in the URL: %w", strings.Trim(s.prefix, "{}"), addr, err)
+	}
 	e := &store.Error{Store: "redis " + s.config.Addr, Op: op, Keys: keys, Err: err}
 	if e.Timeout() {
 		e.After = time.Since(start)
@@ -368,11 +429,17 @@ func call[T any](ctx context.Context, s *Store, f func(context.Context) (T, erro
 		return none, store.ErrClosed
 	}
 	s.calls.Add(1)
+	if undo != nil {
+		s.pops.Add(1)
+	}
 	s.mu.Unlock()
 	answers, left := make(chan answer), make(chan struct{})
 	defer close(left)
 	go func() {
 		defer s.calls.Done()
+		if undo != nil {
+			defer s.pops.Done()
+		}
 		value, err := f(ctx)
 		select {
 		case answers <- answer{value, err}:
@@ -726,7 +793,8 @@ func (s *Store) QueuePush(ctx context.Context, key string, value []byte) error {
 	})
 }
 
-// QueuePop puts an element that comes after its context has ended back into the queue, as the first one.
+// QueuePop puts an element that comes after its context has ended, or after Close, back into the queue, as the first one.
+// An element whose connection ends before it has come is lost, and so is one whose process ends.
 func (s *Store) QueuePop(ctx context.Context, key string, block bool) ([]byte, error) {
 	return poll(ctx, s, "queue pop", []string{key}, func(ctx context.Context) ([]byte, error) {
 		value, err := s.client.LPop(ctx, s.queue(key)).Bytes()

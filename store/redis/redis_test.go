@@ -336,6 +336,8 @@ func TestOptions(t *testing.T) {
 		{"http://h", "scheme", Options{}},
 		{"redis://:hunter2@h:port", "invalid port", Options{}},
 		{"redis://:hunter2@h/x", "database", Options{}},
+		{"redis://:hunter2@h/-1", "database -1: the number must be 0 or more", Options{}},
+		{"redis://:hunter2@h?db=-2", "database -2: the number must be 0 or more", Options{}},
 		{"redis://h?nonsense=1", "nonsense", Options{}},
 		{"redis://h?expiry=soon", "expiry", Options{}},
 		{"redis://h?expiry=10ms", "below a second", Options{}},

@@ -70,6 +70,9 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	b.messages.recheck.Check = b.checkMessages
 	b.waits.init(ctx, b, o)
 	b.timeout.Store(int64(o.Timeout))
+	for _, m := range s.meshes {
+		m.SetWaiting(b.waitsFor)
+	}
 	for range set.workers(s) {
 		b.engines = append(b.engines, newEngine(s))
 		b.workers.Go(b.work)

@@ -39,7 +39,7 @@ type record struct {
 
 // recordVersion changes when ranks of different releases could not talk to each
 // other natively. Fields that only some releases know are ignored by the others.
-const recordVersion = 6
+const recordVersion = 7
 
 // maxRecord bounds what a rank may publish.
 const maxRecord = 64 << 10

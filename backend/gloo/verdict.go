@@ -8,6 +8,7 @@ import (
 
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/work"
 )
 
 const (
@@ -713,6 +714,72 @@ func latest[K comparable](times map[K]time.Duration) (which K, late, other time.
 // isLate reports whether an answer is much later than the others.
 func isLate(late, other time.Duration) bool { return late >= slowAnswer && late >= slowFactor*other }
 
+// circle returns ranks of which each waits for the next, and the last one for the first. It returns nil if there
+// are none among some ranks. Of several circles, the one with the lowest rank counts, and then the shortest.
+func (e *evidence) circle(among map[int]bool) []int {
+	for first := range e.health {
+		if !among[first] {
+			continue
+		}
+		before := map[int]int{first: -1} // on the shortest way from first
+		for from := []int{first}; len(from) > 0; from = from[1:] {
+			for _, l := range e.of(from[0]).Links {
+				if !l.Waits {
+					continue
+				}
+				if l.Peer == first {
+					var back []int
+					for r := from[0]; r >= 0; r = before[r] {
+						back = append(back, r)
+					}
+					slices.Reverse(back)
+					return back
+				}
+				if _, ok := before[l.Peer]; !ok && among[l.Peer] {
+					before[l.Peer] = from[0]
+					from = append(from, l.Peer)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// describeCircle says in what each rank of a circle waits for the next one.
+func (e *evidence) describeCircle(ranks []int) string {
+	var all []string
+	each, next := "", " the next"
+	for i, r := range ranks {
+		peer := ranks[(i+1)%len(ranks)]
+		l, _ := e.link(r, peer)
+		in, to := "a collective", ""
+		switch op := e.of(r).Op; {
+		case l.Sends && l.Recvs:
+			in, to = "send to and recv from", fmt.Sprintf(" rank %d", peer)
+		case l.Sends:
+			in, to = "send to", fmt.Sprintf(" rank %d", peer)
+		case l.Recvs:
+			in, to = "recv from", fmt.Sprintf(" rank %d", peer)
+		case op != noOp:
+			in = work.OpType(op).String()
+		}
+		if to == "" {
+			next = ""
+		}
+		if i > 0 && in != each {
+			each = ""
+		} else {
+			each = in
+		}
+		all = append(all, fmt.Sprintf("rank %d is in %s%s", r, in, to))
+	}
+	what := strings.Join(all, ", ")
+	if each != "" {
+		what = "each is in " + each + next
+	}
+	return "ranks " + list(ranks) + " wait for each other: " + what
+}
+
 // chain follows the ranks that wait for each other, from those in an earlier operation and from
 // this one. It blames the first that waits for nobody. A rank that is in an operation and needs no
 // connection waits in memory for the others on its host.
@@ -766,6 +833,9 @@ func (e *evidence) chain(busy []int) verdict {
 		default:
 			return verdict{rank: r, other: -1, why: notExpected(r), sure: sure}
 		}
+	}
+	if circle := e.circle(seen); circle != nil {
+		return verdict{rank: -1, other: -1, why: e.describeCircle(circle)}
 	}
 	if done.rank >= 0 {
 		return done

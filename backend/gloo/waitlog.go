@@ -226,6 +226,46 @@ func (s *waitLog) missing(b *Backend, w wait) (text string, attrs []slog.Attr) {
 	return text, attrs
 }
 
+// waitsFor says for whom this rank waits, and in what, for other ranks that ask. The mesh may hold locks.
+func (b *Backend) waitsFor() transport.Waiting {
+	w := transport.Waiting{Op: noOp, Peers: make(map[int]transport.Needs)}
+	add := func(q *message) {
+		switch {
+		case q.peer < 0:
+		case q.Info().Op == work.Send:
+			w.Peers[q.peer] |= transport.NeedsSend
+		default:
+			w.Peers[q.peer] |= transport.NeedsRecv
+		}
+	}
+	b.messages.mu.Lock()
+	for q := b.messages.head; q != nil; q = q.next {
+		add(q)
+	}
+	b.messages.mu.Unlock()
+	b.waits.mu.Lock()
+	for q := range b.waits.late {
+		add(q)
+	}
+	b.waits.mu.Unlock()
+	if g := b.memory(); g != nil {
+		if r, ok := g.WaitsFor(); ok {
+			if b.clusters != nil {
+				r = b.clusters.members[r]
+			}
+			w.Peers[r] |= transport.NeedsData
+		}
+	}
+	// A call that posts to the mesh holds the lock. It is then not known what the rank is in.
+	if b.mu.TryLock() {
+		if b.inflight.Len() > 0 {
+			w.Op = uint8(b.inflight.At(0).Info().Op)
+		}
+		b.mu.Unlock()
+	}
+	return w
+}
+
 // judge says from the other ranks' answers whom w waits for, and why.
 func (s *waitLog) judge(b *Backend, w wait, health []transport.Health) (text string, ranks []int, each []string) {
 	var foreign []int

@@ -47,6 +47,10 @@ type Mesh interface {
 	// mesh tells them to other ranks that diagnose a timeout.
 	SetProgress(issued, completed uint64)
 
+	// SetWaiting sets what says for whom this rank waits besides the requests on this mesh, and in
+	// which operations. It is called with locks of the mesh held.
+	SetWaiting(f func() Waiting)
+
 	// Diagnose asks every peer that can answer for its progress and for its connections. These
 	// are the ones with the ranks that it waits for, and with the ranks about, two at most. It
 	// waits at most limit, and returns one Health for each rank. The ranks that are asked ask
@@ -79,6 +83,21 @@ type Waiter interface {
 	Finished() bool
 }
 
+// Waiting says for whom a rank waits.
+type Waiting struct {
+	Op    uint8 // of the oldest collective under way (a work.OpType), NoOp if there is none
+	Peers map[int]Needs
+}
+
+// Needs is why a rank waits for a peer.
+type Needs uint8
+
+const (
+	NeedsData Needs = 1 << iota // in a collective
+	NeedsSend                   // to send it a message
+	NeedsRecv                   // to receive one
+)
+
 // Health is what a rank knows of a peer when it diagnoses a timeout.
 type Health struct {
 	Rank      int
@@ -87,13 +106,16 @@ type Health struct {
 	Departed  bool   // it has closed the group
 	Issued    uint64 // operations it has issued, if it answered
 	Completed uint64 // operations it has completed, if it answered
+	Op        uint8  // of the oldest collective under way, NoOp if there is none, if it answered
 	Links     []Link // its connections with ranks that it waits for or that Diagnose asked about, all of this rank's
 }
 
 // Link is what a rank knows of its connection with a peer when somebody diagnoses a timeout.
 type Link struct {
 	Peer     int
-	Waits    bool          // a request of the rank needs the peer
+	Waits    bool          // the rank waits for the peer
+	Sends    bool          // then: to send it a message
+	Recvs    bool          // or to receive one
 	Answered bool          // the peer has answered the rank's last question
 	Silent   time.Duration // if it has not: since when
 	Quiet    time.Duration // for how long nothing has come from it; 0 if that is unknown
@@ -295,6 +317,12 @@ type Fault struct {
 }
 
 func (f *Fault) Error() string {
+	if why := f.why(); f.Kind == FaultTimeout && f.Rank < 0 && why != "" {
+		if f.Reporter >= 0 {
+			why += fmt.Sprintf(" (noticed by rank %d)", f.Reporter)
+		}
+		return why // nobody is to blame
+	}
 	s := fmt.Sprintf("rank %d %v", f.Rank, f.Kind)
 	if f.Rank < 0 {
 		s = fmt.Sprintf("some rank %v", f.Kind)

@@ -14,6 +14,7 @@ package mem
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -138,6 +139,7 @@ type end struct {
 	issued, completed atomic.Uint64
 	fault             atomic.Pointer[transport.Fault]
 	failed            chan struct{}
+	waiting           func() transport.Waiting
 	closed, departed  bool // under net.mu
 }
 
@@ -146,6 +148,42 @@ func (e *end) Size() int                     { return len(e.net.ends) }
 func (e *end) Fault() *transport.Fault       { return e.fault.Load() }
 func (e *end) Failed() <-chan struct{}       { return e.failed }
 func (e *end) SetProgress(issued, ok uint64) { e.issued.Store(issued); e.completed.Store(ok) }
+
+// SetWaiting implements transport.Mesh.
+func (e *end) SetWaiting(f func() transport.Waiting) {
+	e.net.mu.Lock()
+	defer e.net.mu.Unlock()
+	e.waiting = f
+}
+
+// links returns for whom the rank waits, and its oldest collective.
+func (e *end) links(about []int) (links []transport.Link, op uint8) {
+	n := e.net
+	w := transport.Waiting{Op: transport.NoOp}
+	if e.waiting != nil {
+		w = e.waiting()
+	}
+	waits := make(map[int]bool)
+	for k, q := range n.pairs {
+		if k.to == e.rank && !q.recvs.Empty() {
+			waits[k.from] = true
+		}
+		if k.from == e.rank && !q.sends.Empty() {
+			waits[k.to] = true
+		}
+	}
+	for r := range n.ends {
+		l := transport.Link{Peer: r, Waits: waits[r] || w.Peers[r] != 0, Answered: !n.frozen[r]}
+		l.Sends, l.Recvs = w.Peers[r]&transport.NeedsSend != 0, w.Peers[r]&transport.NeedsRecv != 0
+		if n.frozen[r] && slices.Contains(about, r) {
+			l.Silent = time.Hour
+		}
+		if r != e.rank && (l.Waits || l.Silent > 0) {
+			links = append(links, l)
+		}
+	}
+	return links, w.Op
+}
 
 // refuse returns why no request can be posted, nil if one can.
 func (e *end) refuse() error {
@@ -365,11 +403,7 @@ func (e *end) Diagnose(_ time.Duration, about ...int) []transport.Health {
 		out[r].Answered = p.fault.Load() == nil && !p.closed
 		out[r].Departed = p.departed
 		out[r].Issued, out[r].Completed = p.issued.Load(), p.completed.Load()
-		for _, other := range about {
-			if e.net.frozen[other] && other != r {
-				out[r].Links = append(out[r].Links, transport.Link{Peer: other, Silent: time.Hour})
-			}
-		}
+		out[r].Links, out[r].Op = p.links(about)
 	}
 	return out
 }

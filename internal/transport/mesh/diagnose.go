@@ -23,6 +23,7 @@ type Ping struct {
 // Pong answers a Ping.
 type Pong struct {
 	Round, Issued, Completed uint64
+	Op                       uint8            // of the oldest collective under way, transport.NoOp if there is none
 	Links                    []transport.Link // at most MaxLinks
 }
 
@@ -132,7 +133,8 @@ const (
 	linkSilent
 	linkQueued
 	linkLong
-	linkFlags = linkIs | linkWaits | linkAnswered | linkSilent | linkQueued | linkLong
+	linkSends
+	linkRecvs
 
 	silentUnit = 10 * time.Millisecond
 	rttUnit    = 64 * time.Microsecond
@@ -151,6 +153,12 @@ func (a *Pong) Pack() (packed [MaxLinks]uint64) {
 		}
 		if l.Queued {
 			u |= linkQueued
+		}
+		if l.Sends {
+			u |= linkSends
+		}
+		if l.Recvs {
+			u |= linkRecvs
 		}
 		d := units(uint64(l.RTT), uint64(rttUnit))
 		if l.Silent > 0 {
@@ -177,7 +185,8 @@ func (a *Pong) Unpack(packed [MaxLinks]uint64, size int) error {
 			continue
 		}
 		l := transport.Link{Peer: int(u & (1<<24 - 1)), Waits: u&linkWaits != 0, Answered: u&linkAnswered != 0, Queued: u&linkQueued != 0, Rate: u >> 48 << 10}
-		if u&linkIs == 0 || u>>24&0xff&^(linkFlags>>24) != 0 || l.Peer >= size {
+		l.Sends, l.Recvs = u&linkSends != 0, u&linkRecvs != 0
+		if u&linkIs == 0 || l.Peer >= size {
 			return fmt.Errorf("PONG with the link %#x in a group of %d", u, size)
 		}
 		if u&linkLong != 0 {
@@ -325,10 +334,10 @@ func (p *Peer) Pinged(ping Ping) {
 	if !ping.Deep {
 		return
 	}
-	now := time.Now()
+	now, waiting := time.Now(), b.waits()
 	p.about, p.interest = ping.About, now.Add(interestFor)
 	for _, q := range b.peers {
-		if q == nil || q == p || q.Gone != nil || b.Ended() != nil || !slices.Contains(ping.About[:], q.Rank) && !q.link.Waits() {
+		if q == nil || q == p || q.Gone != nil || b.Ended() != nil || !slices.Contains(ping.About[:], q.Rank) && !q.waits(waiting) {
 			continue
 		}
 		longer := long && slices.Contains(ping.About[:], q.Rank) && q.takesLong(now)
@@ -364,13 +373,14 @@ func (p *Peer) TakePing() (a Pong, ok bool) {
 // answer describes this rank, with MaxLinks connections at most. The ranks of the question come
 // first. Then come those that waiting requests need: the silent ones, the moving ones, the others.
 func (b *Base) answer(round uint64, about [2]int) Pong {
-	a := Pong{Round: round, Issued: b.issued.Load(), Completed: b.completed.Load()}
+	waiting := b.waits()
+	a := Pong{Round: round, Issued: b.issued.Load(), Completed: b.completed.Load(), Op: waiting.Op}
 	for _, p := range b.peers {
 		if p == nil || p.Gone != nil {
 			continue
 		}
-		if waits := p.link.Waits(); waits || slices.Contains(about[:], p.Rank) {
-			a.Links = append(a.Links, p.describe(waits))
+		if p.waits(waiting) || slices.Contains(about[:], p.Rank) {
+			a.Links = append(a.Links, p.describe(waiting))
 		}
 	}
 	class := func(l transport.Link) int {
@@ -389,11 +399,15 @@ func (b *Base) answer(round uint64, about [2]int) Pong {
 	return a
 }
 
+// waits reports whether this rank waits for p.
+func (p *Peer) waits(w transport.Waiting) bool { return w.Peers[p.Rank] != 0 || p.link.Waits() }
+
 // describe returns what this rank knows of its connection with p.
-func (p *Peer) describe(waits bool) transport.Link {
+func (p *Peer) describe(w transport.Waiting) transport.Link {
 	now := time.Now()
 	late := p.overdue(now)
-	l := transport.Link{Peer: p.Rank, Waits: waits, Answered: p.lost == nil && !late && now.Sub(p.heard) < heardFor}
+	needs := w.Peers[p.Rank]
+	l := transport.Link{Peer: p.Rank, Waits: p.waits(w), Sends: needs&transport.NeedsSend != 0, Recvs: needs&transport.NeedsRecv != 0, Answered: p.lost == nil && !late && now.Sub(p.heard) < heardFor}
 	if now.Sub(p.heard) < sampleFor {
 		l.RTT = p.rtt()
 	}
@@ -418,9 +432,10 @@ func (p *Peer) describe(waits bool) transport.Link {
 	return l
 }
 
-// Ponged notes the answer to a PING. Ranks that have asked about this peer get news.
+// Ponged notes the answer to a PING. Ranks that have asked about this peer get news, but not of news: ranks that
+// wait for each other in a circle would send it round for ever.
 func (p *Peer) Ponged(a Pong) {
-	b, now := p.base, time.Now()
+	b, now, first := p.base, time.Now(), a.Round > p.pong.Round
 	if now.Sub(p.heard) > sampleFor {
 		p.answers = 0
 	}
@@ -437,7 +452,10 @@ func (p *Peer) Ponged(a Pong) {
 		p.long, p.longHeard = now.Sub(p.longSent), now
 	}
 	b.Changed()
-	waits := p.link.Waits()
+	if !first {
+		return
+	}
+	waits := p.waits(b.waits())
 	for _, q := range b.peers {
 		if q != nil && q != p && q.Gone == nil && q.ping == 0 && now.Before(q.interest) && (waits || slices.Contains(q.about[:], p.Rank)) {
 			q.ping = q.answered

@@ -22,7 +22,7 @@ func TestPack(t *testing.T) {
 		{Peer: 9, Silent: 2 * time.Second},
 		{Peer: 3, Waits: true, Silent: time.Hour, Rate: 1 << 40},
 		{Peer: 4, RTT: 1, Rate: 1},
-		{Peer: 5},
+		{Peer: 5, Waits: true, Sends: true, Recvs: true},
 		{Peer: 6}, // one too many
 	}}
 	var got Pong
@@ -31,7 +31,7 @@ func TestPack(t *testing.T) {
 		a.Links[0], a.Links[1],
 		{Peer: 3, Waits: true, Silent: 65535 * silentUnit, Rate: 65535 << 10},
 		{Peer: 4, RTT: rttUnit, Rate: 1 << 10},
-		{Peer: 5},
+		{Peer: 5, Waits: true, Sends: true, Recvs: true},
 	}, got.Links)
 	a, got = Pong{Links: []transport.Link{
 		{Peer: 1, RTT: 640 * time.Microsecond, Rate: 100 << 10, Long: 72 * time.Millisecond},
@@ -44,7 +44,7 @@ func TestPack(t *testing.T) {
 		{Peer: 2, Silent: 2 * time.Second, Rate: 255 << 10, Long: 255 * longUnit},
 		{Peer: 3, Long: longUnit},
 	}, got.Links)
-	for _, bad := range []uint64{10 | linkIs, 1, 1 | linkIs | 1<<31} {
+	for _, bad := range []uint64{10 | linkIs, 1} {
 		require.ErrorContains(t, new(Pong).Unpack([MaxLinks]uint64{bad}, 10), "PONG with the link", "%#x", bad)
 	}
 	for _, p := range []Ping{{7, [2]int{-1, -1}, false}, {8, [2]int{0, 9}, true}} {
@@ -60,6 +60,36 @@ func TestPack(t *testing.T) {
 		_, err := UnpackPing(1, bad.about, bad.deep, 10)
 		require.ErrorContains(t, err, "PING about", "%+v", bad)
 	}
+}
+
+// TestNews: a rank that has asked about another one hears of its first answer to a question, not of the answers that
+// follow. Ranks that wait for each other in a circle would send these round for ever.
+func TestNews(t *testing.T) {
+	var b Base
+	b.Init(0, 3, Limits{}, func() {})
+	var peers []*Peer
+	for r := 1; r < 3; r++ {
+		p := &Peer{Native: true}
+		b.Add(r, p, &speaker{p: p})
+		peers = append(peers, p)
+	}
+	b.SetWaiting(func() transport.Waiting {
+		return transport.Waiting{Op: 3, Peers: map[int]transport.Needs{1: transport.NeedsSend}}
+	})
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	peers[1].Pinged(Ping{Round: 7, About: pairOf(nil), Deep: true})
+	a, ok := peers[1].TakePing()
+	require.True(t, ok)
+	require.EqualValues(t, 3, a.Op)
+	require.Len(t, a.Links, 1)
+	require.True(t, a.Links[0].Waits && a.Links[0].Sends && !a.Links[0].Recvs)
+	require.Equal(t, b.round, peers[0].asked, "the rank that this one waits for is asked")
+	peers[0].Ponged(Pong{Round: b.round})
+	_, ok = peers[1].TakePing()
+	require.True(t, ok, "there is news")
+	peers[0].Ponged(Pong{Round: b.round})
+	require.False(t, peers[1].PingWaits())
 }
 
 // TestUnsure: a rank that gets late answers from all other hosts does not trust the end of a connection. Quick

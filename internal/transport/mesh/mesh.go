@@ -95,6 +95,7 @@ type Base struct {
 	rank, size        int
 	onEnd             func()
 	issued, completed atomic.Uint64
+	waiting           atomic.Pointer[func() transport.Waiting]
 	failed            chan struct{}
 	fault             atomic.Pointer[transport.Fault] // set under Mu
 
@@ -143,6 +144,17 @@ func (b *Base) SetProgress(issued, completed uint64) {
 	if b.completed.Load() != completed {
 		b.completed.Store(completed)
 	}
+}
+
+// SetWaiting implements transport.Mesh.
+func (b *Base) SetWaiting(f func() transport.Waiting) { b.waiting.Store(&f) }
+
+// waits returns what SetWaiting has set.
+func (b *Base) waits() transport.Waiting {
+	if f := b.waiting.Load(); f != nil {
+		return (*f)()
+	}
+	return transport.Waiting{Op: transport.NoOp}
 }
 
 // Failed is closed once the mesh has a fault.
@@ -473,22 +485,22 @@ func (b *Base) question(limit time.Duration, about [2]int, long []int) []transpo
 		}
 		return true
 	})
-	health := make([]transport.Health, b.size)
+	health, waiting := make([]transport.Health, b.size), b.waits()
 	for i, p := range b.peers {
 		h := &health[i]
 		h.Rank, h.Native = i, p == nil || p.Native
 		switch {
 		case i == b.rank:
-			h.Answered, h.Issued, h.Completed = true, b.issued.Load(), b.completed.Load()
+			h.Answered, h.Issued, h.Completed, h.Op = true, b.issued.Load(), b.completed.Load(), waiting.Op
 			for _, p := range b.peers {
 				if p != nil && p.Gone == nil {
-					h.Links = append(h.Links, p.describe(p.link.Waits()))
+					h.Links = append(h.Links, p.describe(waiting))
 				}
 			}
 		case p != nil:
 			h.Departed = p.Gone != nil && p.Gone.Kind == transport.FaultPeerLeft
 			if p.pong.Round >= round {
-				h.Answered, h.Issued, h.Completed, h.Links = true, p.pong.Issued, p.pong.Completed, p.pong.Links
+				h.Answered, h.Issued, h.Completed, h.Op, h.Links = true, p.pong.Issued, p.pong.Completed, p.pong.Op, p.pong.Links
 			}
 		}
 	}

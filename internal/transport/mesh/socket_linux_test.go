@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/transport"
 	"golang.org/x/sys/unix"
 )
 
@@ -220,28 +222,28 @@ func TestLongQuestions(t *testing.T) {
 	require.Equal(t, [5]int{2: 1}, padded(), "rank 2 has not answered yet")
 
 	to := b.peers[2]
-	require.Zero(t, to.describe(false).Long)
+	require.Zero(t, to.describe(transport.Waiting{}).Long)
 	sent := to.longSent
 	to.longSent = sent.Add(-answerIn)
-	require.GreaterOrEqual(t, to.describe(false).Long, answerIn, "a late answer counts as long as it is missing")
+	require.GreaterOrEqual(t, to.describe(transport.Waiting{}).Long, answerIn, "a late answer counts as long as it is missing")
 	to.Ponged(Pong{Round: to.longRound - 1})
 	require.True(t, to.awaitsLong(), "the answer to an earlier question")
 	to.Ponged(Pong{Round: to.longRound})
-	require.GreaterOrEqual(t, to.describe(false).Long, answerIn)
+	require.GreaterOrEqual(t, to.describe(transport.Waiting{}).Long, answerIn)
 	to.longSent = sent
 	require.Zero(t, to.answers, "the answer to a long question is no measure of the others")
 	from.Pinged(Ping{})
 	from.Pinged(Ping{Round: 9, About: [2]int{2, 4}, Deep: true})
 	require.Equal(t, [5]int{2: 1}, padded(), "the last one was sent a moment ago")
-	require.Zero(t, to.describe(false).Silent)
+	require.Zero(t, to.describe(transport.Waiting{}).Silent)
 	to.longSent = to.longSent.Add(-2 * askAgain)
 	from.Pinged(Ping{})
 	from.Pinged(Ping{Round: 10, About: [2]int{2, 4}, Deep: true})
 	require.Equal(t, [5]int{2: 2}, padded())
 	to.unanswered = to.unanswered.Add(-answerIn)
-	require.Zero(t, to.describe(false).Silent, "the answer is behind padding")
+	require.Zero(t, to.describe(transport.Waiting{}).Silent, "the answer is behind padding")
 	to.unanswered = to.unanswered.Add(-longIn)
-	require.GreaterOrEqual(t, to.describe(false).Silent, answerIn+longIn)
+	require.GreaterOrEqual(t, to.describe(transport.Waiting{}).Silent, answerIn+longIn)
 	a, ok := from.TakePing()
 	require.True(t, ok)
 	require.NotZero(t, a.Links[0].Long)

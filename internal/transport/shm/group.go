@@ -143,8 +143,10 @@ type Group struct {
 	seen uint32 // all ranks have published the pieces before this one
 	read uint32 // see afterReads
 	stop func() error
-	op   header
-	by   Operator // of a reduction
+
+	waitsFor atomic.Int32 // the rank that a collective waits for, sleeping, and 1 more; 0: none
+	op       header
+	by       Operator // of a reduction
 
 	room room // where the pieces of op lie
 

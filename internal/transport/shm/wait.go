@@ -93,6 +93,8 @@ func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 		}
 		yield()
 	}
+	g.waitsFor.Store(int32(owner) + 1)
+	defer g.waitsFor.Store(0)
 	for sleep := minSleep; ; sleep = min(2*sleep, maxSleep) {
 		atomic.AddUint32(g.segs[owner].waiters, 1)
 		if now := atomic.LoadUint32(w); int32(now-want) < 0 {
@@ -106,6 +108,12 @@ func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
 			return err
 		}
 	}
+}
+
+// WaitsFor returns the rank that a collective of this rank waits for. ok is false if it waits for none.
+func (g *Group) WaitsFor() (rank int, ok bool) {
+	n := g.waitsFor.Load()
+	return int(n) - 1, n != 0
 }
 
 // ended returns why the wait must end, nil if it must not.

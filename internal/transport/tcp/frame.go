@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"math"
 	"sync"
 
 	"github.com/c10d-go/c10d/internal/transport"
@@ -38,7 +39,7 @@ const (
 	kBye               // the last frame of a rank that closes the group
 	kAbort             // handle: kind, operation; slot: rank; length: reporter; credit: sequence number; call: length of the payload, a text that says why
 	kPing              // slot: round, 0 for padding; length: the ranks it is about; handle: whether it is deep
-	kPong              // slot: round; length: issued; credit: completed; call: links
+	kPong              // slot: round; length: issued; credit: completed; handle: the oldest collective under way; call: links
 	kCall              // handle: callTold, callAsked or callAnswered; slot, credit, call: the call of the sender
 	kindEnd
 )
@@ -135,7 +136,7 @@ func parseFrame(b []byte) (frame, error) {
 	case kPing:
 		bad = f.credit != 0
 	case kPong:
-		bad = f.handle != 0
+		bad = f.handle > math.MaxUint8
 	case kCall:
 		bad = f.handle > callAnswered || f.length != 0
 	}
@@ -178,14 +179,14 @@ func abortFrame(f *transport.Fault) frame {
 func pongFrame(a mesh.Pong) frame {
 	l := a.Pack()
 	return frame{
-		kind: kPong, slot: a.Round, length: a.Issued, credit: a.Completed,
+		kind: kPong, handle: uint32(a.Op), slot: a.Round, length: a.Issued, credit: a.Completed,
 		call: transport.Call{What: [2]uint64{l[0], l[1]}, Before: [2]uint64{l[2], l[3]}, History: l[4]},
 	}
 }
 
 // parsePong returns the answer that a frame carries to a group of size ranks.
 func parsePong(f frame, size int) (mesh.Pong, error) {
-	a := mesh.Pong{Round: f.slot, Issued: f.length, Completed: f.credit}
+	a := mesh.Pong{Round: f.slot, Issued: f.length, Completed: f.credit, Op: uint8(f.handle)}
 	c := f.call
 	return a, a.Unpack([mesh.MaxLinks]uint64{c.What[0], c.What[1], c.Before[0], c.Before[1], c.History}, size)
 }

@@ -683,9 +683,9 @@ func (s *suite) diagnose(t *testing.T) {
 	all := ms[0].Diagnose(patience)
 	all[0].Links = nil // its connections with the others
 	require.Equal(t, []transport.Health{
-		{Rank: 0, Native: true, Answered: true, Issued: 4, Completed: 3},
-		{Rank: 1, Native: true, Answered: true, Issued: 7, Completed: 5},
-		{Rank: 2, Native: true, Answered: true, Issued: 9, Completed: 8},
+		{Rank: 0, Native: true, Answered: true, Issued: 4, Completed: 3, Op: transport.NoOp},
+		{Rank: 1, Native: true, Answered: true, Issued: 7, Completed: 5, Op: transport.NoOp},
+		{Rank: 2, Native: true, Answered: true, Issued: 9, Completed: 8, Op: transport.NoOp},
 	}, all)
 	for range 5 {
 		for _, h := range ms[0].DiagnoseLink(patience, 0, 1, 2) {

@@ -571,7 +571,7 @@ func TestDiagnoseDoesNotWaitForTheUnasked(t *testing.T) {
 	all := <-health
 	all[0].Links = nil // its connections with the others
 	require.Equal(t, []transport.Health{
-		{Rank: 0, Native: true, Answered: true},
+		{Rank: 0, Native: true, Answered: true, Op: transport.NoOp},
 		{Rank: 1, Native: true, Answered: true, Issued: 5, Completed: 4},
 		{Rank: 2, Native: true},
 	}, all)

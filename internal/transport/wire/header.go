@@ -80,13 +80,13 @@ func parseHeader(b []byte) (header, error) {
 // controlPrefix; the next byte is one of the codes.
 const (
 	controlPrefix  = 0xC1
-	controlVersion = 3 // 2: the rank reads WORDS, and uses slots of its own for monitored barriers; 3: it reads LINKS
+	controlVersion = 4 // 2: the rank reads WORDS, and uses slots of its own for monitored barriers; 3: it knows FaultLink; 4: it reads LINKS of today
 
 	ctlHello = 1 // length: version
 	ctlBye   = 2
 	ctlAbort = 3 // slot, low 16 bits: kind and operation; offset: rank; length: reporter; roffset: seq
 	ctlPing  = 4 // offset: round; length: the ranks it is about; roffset: whether it is deep
-	ctlPong  = 5 // offset: round; length: issued; roffset: completed
+	ctlPong  = 5 // slot, low 8 bits: the oldest collective under way; offset: round; length: issued; roffset: completed
 	ctlLinks = 7 // offset, length, roffset: links, three of those of the PONG that follows
 	ctlWords = 6 // slot, low 16 bits: how many bytes; offset, length, roffset: part of the text of the ABORT that follows
 )

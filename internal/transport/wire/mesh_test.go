@@ -196,9 +196,9 @@ func TestDiagnose(t *testing.T) {
 	all := ms[0].Diagnose(patience)
 	all[0].Links = nil // its connections with the others
 	require.Equal(t, []transport.Health{
-		{Rank: 0, Native: true, Answered: true, Issued: 4, Completed: 3},
-		{Rank: 1, Native: true, Answered: true, Issued: 7, Completed: 5},
-		{Rank: 2, Native: true, Answered: true, Issued: 9, Completed: 8},
+		{Rank: 0, Native: true, Answered: true, Issued: 4, Completed: 3, Op: transport.NoOp},
+		{Rank: 1, Native: true, Answered: true, Issued: 7, Completed: 5, Op: transport.NoOp},
+		{Rank: 2, Native: true, Answered: true, Issued: 9, Completed: 8, Op: transport.NoOp},
 	}, all)
 
 	require.NoError(t, ms[2].Close())

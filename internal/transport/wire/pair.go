@@ -353,12 +353,13 @@ func (p *pair) nextBatch() []item {
 		m.Mu.Lock()
 	}
 	if a, ok := p.TakePing(); ok {
-		if p.version >= 3 && len(a.Links) > 0 {
+		if p.version >= 4 && len(a.Links) > 0 {
 			for _, h := range linksHeaders(a) {
 				p.out = append(p.out, item{h: h})
 			}
 		}
 		pong := control(ctlPong)
+		pong.slot |= uint64(a.Op)
 		pong.offset, pong.length, pong.roffset = a.Round, a.Issued, a.Completed
 		p.out = append(p.out, item{h: pong})
 	}
@@ -747,7 +748,7 @@ func (p *pair) onControl(h header) error {
 		copy(p.links[p.linked:], []uint64{h.offset, h.length, h.roffset})
 		p.linked += 3
 	case ctlPong:
-		a := mesh.Pong{Round: h.offset, Issued: h.length, Completed: h.roffset}
+		a := mesh.Pong{Round: h.offset, Issued: h.length, Completed: h.roffset, Op: uint8(h.slot)}
 		if err := a.Unpack([mesh.MaxLinks]uint64(p.links[:]), m.Size()); err != nil {
 			return p.protocolFault(fmt.Errorf("wire: %w", err))
 		}

@@ -107,7 +107,7 @@ func (m *hostMesh) Close() error {
 func (m *hostMesh) PollUntil(w shm.Waiter, done <-chan struct{}) {
 	peer := anyRank
 	if q, ok := w.(*message); ok {
-		peer = q.peer
+		peer = q.peer()
 	}
 	switch {
 	case peer == anyRank:

@@ -80,7 +80,7 @@ func (b *Backend) p2pOp(ctx context.Context, op work.OpType, o backend.P2POption
 	if q == nil {
 		q = new(message)
 	}
-	q.future, q.mesh, q.peer, q.out = &q.own, b.meshOfMessages(o.Tag), peer, out
+	q.future, q.mesh, q.out = &q.own, b.meshOfMessages(o.Tag), out
 	q.begin(b, ctx, op, o.Timeout)
 	q.RunBy(q)
 	q.tag = o.Tag
@@ -126,7 +126,6 @@ type message struct {
 	own      future
 	r        transport.Request
 	mesh     transport.Mesh
-	peer     int // -1 for anyone
 	out      *tensor.Tensor
 	deadline time.Duration // since work.Origin
 
@@ -249,7 +248,7 @@ func (q *message) watch() {
 				b.direct.PollOnce() // a message that has come wins
 			}
 			if !q.Finished() {
-				b.giveUp(b.dueOf(q.mesh, &q.called, q.peer, since))
+				b.giveUp(b.dueOf(q.mesh, &q.called, q.peer(), since))
 			}
 		})
 	}
@@ -258,10 +257,18 @@ func (q *message) watch() {
 	q.limit = time.AfterFunc(time.Until(until)-lead(until.Sub(since)), func() {
 		defer b.p2p.Done()
 		if !q.Finished() {
-			b.ask(b.dueOf(q.mesh, &q.called, q.peer, since))
+			b.ask(b.dueOf(q.mesh, &q.called, q.peer(), since))
 		}
 	})
 	b.waits.watch(q)
+}
+
+// peer returns the rank that the message goes to or comes from, anyRank for a receive from any rank.
+func (q *message) peer() int {
+	if q.Info().Op == work.RecvAnySource {
+		return anyRank
+	}
+	return q.r.Peer
 }
 
 // Help makes messages go on while the caller waits.
@@ -317,7 +324,7 @@ func (q *message) finish() {
 	if err != nil {
 		err = q.backend.failed(q.mesh, &q.called, &q.r, err)
 	} else if q.out != nil {
-		if q.peer < 0 {
+		if q.peer() < 0 {
 			q.SetSource(q.r.Peer)
 		}
 		q.room[0] = q.out

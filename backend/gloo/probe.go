@@ -54,7 +54,7 @@ func (s *waitLog) oldestMessage() *wait {
 	if q == nil {
 		return nil
 	}
-	w := waitOf(&q.called, q.peer, time.Time{})
+	w := waitOf(&q.called, q.peer(), time.Time{})
 	return &w
 }
 

@@ -119,7 +119,7 @@ func (b *Backend) lookAtCollectives() {
 
 // watch notes a send or a receive that has taken more than some milliseconds.
 func (s *waitLog) watch(q *message) {
-	if q.peer < 0 {
+	if q.peer() < 0 {
 		return
 	}
 	s.mu.Lock()
@@ -153,7 +153,7 @@ func (b *Backend) lookAtMessages() {
 		s.mu.Unlock()
 		return
 	}
-	w := waitOf(&q.called, q.peer, s.messages.since)
+	w := waitOf(&q.called, q.peer(), s.messages.since)
 	s.running.Add(1)
 	s.mu.Unlock()
 	defer s.running.Done()
@@ -231,11 +231,11 @@ func (b *Backend) waitsFor() transport.Waiting {
 	w := transport.Waiting{Op: noOp, Peers: make(map[int]transport.Needs)}
 	add := func(q *message) {
 		switch {
-		case q.peer < 0:
+		case q.peer() < 0:
 		case q.Info().Op == work.Send:
-			w.Peers[q.peer] |= transport.NeedsSend
+			w.Peers[q.peer()] |= transport.NeedsSend
 		default:
-			w.Peers[q.peer] |= transport.NeedsRecv
+			w.Peers[q.peer()] |= transport.NeedsRecv
 		}
 	}
 	b.messages.mu.Lock()

@@ -5,7 +5,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -70,7 +69,7 @@ func OpenAuthority(dir string) (a *Authority, made bool, err error) {
 		}
 		made = true
 	}
-	pair, err := tls.LoadX509KeyPair(certFile(dir, caName), keyFile(dir, caName))
+	pair, err := load(certFile(dir, caName), keyFile(dir, caName))
 	if err != nil {
 		return nil, false, fmt.Errorf("the authority in %s: %w", dir, err)
 	}
@@ -140,11 +139,12 @@ func issue(dir, name string, a *Authority, template *x509.Certificate) error {
 	if err != nil {
 		return err
 	}
-	// If the key cannot be replaced, the old certificate still fits it.
-	if err := replace(keyFile(dir, name), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600); err != nil {
+	// Two files cannot be replaced at once. The file of the key has the certificate, too: see load.
+	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})
+	if err := replace(keyFile(dir, name), append(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), text...), 0o600); err != nil {
 		return err
 	}
-	return replace(certFile(dir, name), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}), 0o644)
+	return replace(certFile(dir, name), text, 0o644)
 }
 
 // replace writes a file so that a reader sees either the last content or all of the new one.

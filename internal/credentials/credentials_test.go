@@ -274,3 +274,26 @@ func TestForeignDirectory(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, files)
 }
+
+// TestStartBetweenTwoFiles: a process starts while its certificate is renewed, when one of the two files is new.
+func TestStartBetweenTwoFiles(t *testing.T) {
+	dir := t.TempDir()
+	f := issued(t, dir, time.Hour, "127.0.0.1")
+	old, err := os.ReadFile(f.Cert)
+	require.NoError(t, err)
+	was, err := os.Stat(f.Cert)
+	require.NoError(t, err)
+	issued(t, dir, time.Hour, "127.0.0.1")
+	require.NoError(t, os.WriteFile(f.Cert, old, 0o644))
+	require.NoError(t, os.Chtimes(f.Cert, was.ModTime(), was.ModTime()))
+	c := load(t, f)
+	atServer, atClient := meet(t, c, c)
+	require.NoError(t, atServer)
+	require.NoError(t, atClient)
+
+	// Somebody else's certificate in its place is an error.
+	later := time.Now().Add(time.Hour)
+	require.NoError(t, os.Chtimes(f.Cert, later, later))
+	_, _, err = f.Load()
+	require.ErrorContains(t, err, "private key does not match public key")
+}

@@ -81,7 +81,7 @@ func (s *source) now() (state, error) {
 	if same {
 		return s.state, nil
 	}
-	pair, err := tls.LoadX509KeyPair(s.files.Cert, s.files.Key)
+	pair, err := load(s.files.Cert, s.files.Key)
 	if err != nil {
 		return s.keep(fmt.Errorf("%s and %s: %w", s.files.Cert, s.files.Key, err))
 	}
@@ -98,6 +98,23 @@ func (s *source) now() (state, error) {
 	}
 	s.state, s.stamp = next, stamps
 	return next, nil
+}
+
+// load reads a certificate and its key. Issue replaces the key first, and its file has the new certificate, too. So a
+// process that starts before the certificate is replaced has both.
+func load(cert, key string) (tls.Certificate, error) {
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err == nil {
+		return pair, nil
+	}
+	before, errCert := os.Stat(cert)
+	now, errKey := os.Stat(key)
+	if errCert == nil && errKey == nil && !now.ModTime().Before(before.ModTime()) {
+		if both, e := tls.LoadX509KeyPair(key, key); e == nil {
+			return both, nil
+		}
+	}
+	return pair, err
 }
 
 // keep returns the last state, or err if there is none.

@@ -9,3 +9,6 @@ func Record(g *ProcessGroup, t *trace.Group) (before *trace.Group) {
 	before, e.traced = e.traced, t
 	return before
 }
+
+// BesidePyTorch makes g send what PyTorch ranks understand. Every rank calls it.
+func BesidePyTorch(g *ProcessGroup) { g.now().world.ours, g.now().world.apart = false, false }

@@ -68,6 +68,9 @@ type world struct {
 	cause    error // the first such error
 }
 
+// alone reports whether no PyTorch rank can take part.
+func (w *world) alone() bool { return w.ours || w.apart }
+
 // leave forgets g and returns the groups to be closed with it, newest first.
 func (w *world) leave(g *ProcessGroup) []*ProcessGroup {
 	w.mu.Lock()

@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -114,51 +116,54 @@ func reason(b []byte) error {
 	}, string(why)))
 }
 
-// AllGatherObject returns every rank's v, in rank order.
+// AllGatherObject returns every rank's v, in rank order. The encoded objects take at most 4 GiB in all.
 func AllGatherObject[T any](ctx context.Context, g *ProcessGroup, v T, c Codec[T]) ([]T, error) {
 	const op = "AllGatherObject"
-	mine, sizes, own, err := exchangeSizes(ctx, g, op, v, c)
+	mine, sizes, lengths, own, err := exchangeSizes(ctx, g, op, v, c)
 	if err != nil {
 		return nil, err
 	}
-	widest := maxSize(sizes)
-	in := flatTensor(append(mine, make([]byte, widest-len(mine))...))
-	all := make([]byte, widest*g.now().size)
-	if err := await(ctx)(g.AllGather(ctx, cut(all, g.now().size), in, backend.AllGatherOptions{})); err != nil {
+	blocks := makeBlocks(lengths)
+	gather := g.AllGather
+	if g.now().world.alone() {
+		gather = g.AllGatherV
+	}
+	if err := await(ctx)(gather(ctx, tensors(blocks), flatTensor(mine), backend.AllGatherOptions{})); err != nil {
 		return nil, errors.Join(own, err)
 	}
 	if own != nil {
 		return nil, own
 	}
-	return decodeAll(op, all, widest, sizes, c)
+	return decodeAll(op, blocks, sizes, c)
 }
 
-// GatherObject returns every rank's v, in rank order, on rank root, and nil elsewhere.
+// GatherObject returns every rank's v, in rank order, on rank root, and nil elsewhere. The encoded objects
+// take at most 4 GiB in all.
 func GatherObject[T any](ctx context.Context, g *ProcessGroup, v T, root int, c Codec[T]) ([]T, error) {
 	const op = "GatherObject"
 	if _, err := g.GlobalRank(root); err != nil {
 		return nil, err
 	}
-	mine, sizes, own, err := exchangeSizes(ctx, g, op, v, c)
+	mine, sizes, lengths, own, err := exchangeSizes(ctx, g, op, v, c)
 	if err != nil {
 		return nil, err
 	}
-	widest := maxSize(sizes)
-	in := flatTensor(append(mine, make([]byte, widest-len(mine))...))
-	var all []byte
-	var out []*tensor.Tensor
+	var blocks [][]byte
 	if g.now().rank == root {
-		all = make([]byte, widest*g.now().size)
-		out = cut(all, g.now().size)
+		blocks = makeBlocks(lengths)
 	}
-	err = await(ctx)(g.Gather(ctx, out, in, backend.GatherOptions{Root: root}))
+	gather := g.Gather
+	if g.now().world.alone() {
+		gather = g.GatherV
+	}
+	err = await(ctx)(gather(ctx, tensors(blocks), flatTensor(mine), backend.GatherOptions{Root: root}))
 	if own != nil {
 		err = errors.Join(own, err)
 	}
 	if err != nil || g.now().rank != root {
 		return nil, err
 	}
-	return decodeAll(op, all, widest, sizes, c)
+	return decodeAll(op, blocks, sizes, c)
 }
 
 // BroadcastObject returns rank root's vs on every rank. Every rank passes a
@@ -197,7 +202,8 @@ func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root i
 	return decodeList(op, root, all, sizes, c)
 }
 
-// ScatterObject returns vs[r] of rank root on rank r. Other ranks pass nil.
+// ScatterObject returns vs[r] of rank root on rank r. Other ranks pass nil. Beside PyTorch ranks every
+// object is padded to the longest one, and takes at most 4 GiB together with the others.
 func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int, c Codec[T]) (T, error) {
 	const op = "ScatterObject"
 	var none T
@@ -207,57 +213,102 @@ func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int
 	if !g.IsMember() {
 		return none, ErrNotMember
 	}
-	var parts, sizeParts []*tensor.Tensor
-	widest := []int64{0}
+	ranks := g.now().size
+	var blocks [][]byte
+	var sizes []int64
 	var own error
 	if g.now().rank == root {
-		sizes := make([]int64, g.now().size)
+		sizes = make([]int64, ranks)
 		var all []byte
-		if len(vs) == g.now().size {
-			all, own = encodeList(op, g.now().rank, vs, sizes, c)
+		if len(vs) == ranks {
+			all, own = encodeList(op, root, vs, sizes, c)
 		} else {
-			own = &ObjectError{op, g.now().rank, fmt.Errorf("%d objects for %d ranks", len(vs), g.now().size)}
+			own = &ObjectError{op, root, fmt.Errorf("%d objects for %d ranks", len(vs), ranks)}
 		}
 		if own != nil { // every rank hears why
-			all = bytes.Repeat(failed(own.(*ObjectError).Err), g.now().size)
+			why := failed(own.(*ObjectError).Err)
+			blocks = slices.Repeat([][]byte{why}, ranks)
 			for r := range sizes {
-				sizes[r] = int64(len(all) / g.now().size)
+				sizes[r] = int64(len(why))
 			}
+		} else {
+			blocks = split(all, sizes)
 		}
-		widest[0] = int64(maxSize(sizes))
-		padded := make([]byte, int(widest[0])*g.now().size)
-		for r, n := range sizes {
-			copy(padded[r*int(widest[0]):], all[:n])
-			all = all[n:]
-			sizeParts = append(sizeParts, flatTensor(sizes[r:r+1]))
-		}
-		parts = cut(padded, g.now().size)
 	}
-	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(widest)), backend.BroadcastOptions{Root: root})); err != nil {
+	scatter := scatterPadded
+	if g.now().world.alone() {
+		scatter = scatterBlocks
+	}
+	mine, err := scatter(ctx, g, op, root, blocks, sizes)
+	switch {
+	case err != nil && own != nil:
 		return none, errors.Join(own, err)
-	}
-	if _, err := sum(op, root, widest); err != nil {
+	case err != nil:
 		return none, err
-	}
-	mine, size := make([]byte, widest[0]), make([]int64, 1)
-	o := backend.ScatterOptions{Root: root}
-	if err := await(ctx)(g.Scatter(ctx, flatTensor(mine), parts, o)); err != nil {
-		return none, errors.Join(own, err)
-	}
-	if err := await(ctx)(g.Scatter(ctx, flatTensor(size), sizeParts, o)); err != nil {
-		return none, errors.Join(own, err)
-	}
-	if own != nil {
+	case own != nil:
 		return none, own
 	}
-	if size[0] < 0 || size[0] > widest[0] {
-		return none, &ObjectError{op, root, fmt.Errorf("length %d is not within the %d bytes sent", size[0], widest[0])}
-	}
-	out, err := decodeList(op, root, mine[:size[0]], size, c)
+	out, err := decodeList(op, root, mine, []int64{int64(len(mine))}, c)
 	if err != nil {
 		return none, err
 	}
 	return out[0], nil
+}
+
+// scatterBlocks returns this rank's block of the root's.
+func scatterBlocks(ctx context.Context, g *ProcessGroup, op string, root int, blocks [][]byte, sizes []int64) ([]byte, error) {
+	size := make([]int64, 1)
+	if err := await(ctx)(g.Scatter(ctx, flatTensor(size), cut(sizes, len(sizes)), backend.ScatterOptions{Root: root})); err != nil {
+		return nil, err
+	}
+	total, err := sum(op, root, size)
+	if err != nil {
+		return nil, err
+	}
+	// Nobody but the root sends anything.
+	out, in := make([][]byte, g.now().size), blocks
+	if out[root] = make([]byte, total); in == nil {
+		in = make([][]byte, len(out))
+	}
+	err = await(ctx)(g.AllToAll(ctx, tensors(out), tensors(in), backend.AllToAllOptions{}))
+	return out[root], err
+}
+
+// scatterPadded is scatterBlocks as PyTorch does it: blocks of one length, and then the sizes.
+func scatterPadded(ctx context.Context, g *ProcessGroup, op string, root int, blocks [][]byte, sizes []int64) ([]byte, error) {
+	widest := []int64{0}
+	if g.now().rank == root {
+		widest[0] = slices.Max(sizes)
+	}
+	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(widest)), backend.BroadcastOptions{Root: root})); err != nil {
+		return nil, err
+	}
+	if _, err := sum(op, root, widest); err != nil {
+		return nil, err
+	}
+	lengths := slices.Repeat(widest, g.now().size)
+	if err := checkTotal(op, lengths); err != nil {
+		return nil, err
+	}
+	var padded [][]byte
+	if g.now().rank == root {
+		padded = makeBlocks(lengths)
+		for r, b := range blocks {
+			copy(padded[r], b)
+		}
+	}
+	mine, size := make([]byte, widest[0]), make([]int64, 1)
+	o := backend.ScatterOptions{Root: root}
+	if err := await(ctx)(g.Scatter(ctx, flatTensor(mine), tensors(padded), o)); err != nil {
+		return nil, err
+	}
+	if err := await(ctx)(g.Scatter(ctx, flatTensor(size), cut(sizes, len(sizes)), o)); err != nil {
+		return nil, err
+	}
+	if size[0] < 0 || size[0] > widest[0] {
+		return nil, &ObjectError{op, root, fmt.Errorf("length %d is not within the %d bytes sent", size[0], widest[0])}
+	}
+	return mine[:size[0]], nil
 }
 
 // SendObject sends vs to rank dst, which must receive a list of the same length.
@@ -306,27 +357,47 @@ func await(ctx context.Context) func(*work.Work, error) error {
 }
 
 // exchangeSizes encodes v and tells every rank how long each one's is. Own is why v could not be
-// encoded; mine then says so, and the ranks go on.
-func exchangeSizes[T any](ctx context.Context, g *ProcessGroup, op string, v T, c Codec[T]) (mine []byte, sizes []int64, own, err error) {
+// encoded; mine then says so, and the ranks go on. lengths are what the ranks send: the sizes, or beside
+// PyTorch ranks the largest one for all. mine has this rank's length.
+func exchangeSizes[T any](ctx context.Context, g *ProcessGroup, op string, v T, c Codec[T]) (mine []byte, sizes, lengths []int64, own, err error) {
 	if !g.IsMember() {
-		return nil, nil, nil, ErrNotMember
+		return nil, nil, nil, nil, ErrNotMember
 	}
-	size := make([]int64, 1)
-	mine, own = encodeList(op, g.now().rank, []T{v}, size, c)
+	rank, size := g.now().rank, make([]int64, 1)
+	mine, own = encodeList(op, rank, []T{v}, size, c)
 	sizes = make([]int64, g.now().size)
-	out := make([]*tensor.Tensor, g.now().size)
-	for r := range out {
-		out[r] = flatTensor(sizes[r : r+1])
-	}
-	if err := await(ctx)(g.AllGather(ctx, out, flatTensor(size), backend.AllGatherOptions{})); err != nil {
-		return nil, nil, nil, errors.Join(own, err)
+	if err := await(ctx)(g.AllGather(ctx, cut(sizes, len(sizes)), flatTensor(size), backend.AllGatherOptions{})); err != nil {
+		return nil, nil, nil, nil, errors.Join(own, err)
 	}
 	for r := range sizes {
 		if _, err := sum(op, r, sizes[r:r+1]); err != nil {
-			return nil, nil, nil, err
+			return nil, nil, nil, nil, err
 		}
 	}
-	return mine, sizes, own, nil
+	lengths = sizes
+	if !g.now().world.alone() {
+		lengths = slices.Repeat([]int64{slices.Max(sizes)}, len(sizes))
+	}
+	if err := checkTotal(op, lengths); err != nil {
+		return nil, nil, nil, nil, errors.Join(own, err)
+	}
+	return append(mine, make([]byte, lengths[rank]-int64(len(mine)))...), sizes, lengths, own, nil
+}
+
+// maxTotal is how many bytes the ranks may send in one call, with padding.
+const maxTotal int64 = 4 << 30
+
+// checkTotal refuses lengths, the same on all ranks, that are too much together. Each is at most MaxObject.
+func checkTotal(op string, lengths []int64) error {
+	total := int64(0)
+	for _, n := range lengths {
+		total += n
+	}
+	if total > min(maxTotal, math.MaxInt) {
+		return fmt.Errorf("pg: %s: the objects of %d ranks take %d bytes, over the limit of %d: send fewer or smaller ones, or tensors",
+			op, len(lengths), total, min(maxTotal, math.MaxInt))
+	}
+	return nil
 }
 
 // encodeList encodes the objects one after the other. If one cannot be encoded, it returns an
@@ -369,15 +440,16 @@ func decodeList[T any](op string, rank int, all []byte, sizes []int64, c Codec[T
 	return out, nil
 }
 
-func decodeAll[T any](op string, all []byte, widest int, sizes []int64, c Codec[T]) ([]T, error) {
+// decodeAll decodes the first sizes[r] bytes of each block.
+func decodeAll[T any](op string, blocks [][]byte, sizes []int64, c Codec[T]) ([]T, error) {
 	for r, n := range sizes { // of several errors, every rank returns this one
-		if err := reason(all[r*widest : r*widest+int(n)]); err != nil {
+		if err := reason(blocks[r][:n]); err != nil {
 			return nil, &ObjectError{op, r, err}
 		}
 	}
 	out := make([]T, len(sizes))
-	for r, n := range sizes {
-		v, err := decodeList(op, r, all[r*widest:r*widest+int(n)], sizes[r:r+1], c)
+	for r := range sizes {
+		v, err := decodeList(op, r, blocks[r], sizes[r:r+1], c)
 		if err != nil {
 			return nil, err
 		}
@@ -398,19 +470,38 @@ func sum(op string, rank int, sizes []int64) (int, error) {
 	return int(total), nil
 }
 
-func maxSize(sizes []int64) int {
-	widest := int64(0)
-	for _, n := range sizes {
-		widest = max(widest, n)
+// makeBlocks returns blocks of the given lengths, one behind the other.
+func makeBlocks(lengths []int64) [][]byte {
+	total := int64(0)
+	for _, n := range lengths {
+		total += n
 	}
-	return int(widest)
+	return split(make([]byte, total), lengths)
 }
 
-// cut returns n tensors over equal parts of b.
+// split cuts b into blocks of the given lengths.
+func split(b []byte, lengths []int64) [][]byte {
+	blocks := make([][]byte, len(lengths))
+	for i, n := range lengths {
+		blocks[i], b = b[:n:n], b[n:]
+	}
+	return blocks
+}
+
+// tensors returns a tensor for each block.
+func tensors(blocks [][]byte) []*tensor.Tensor {
+	ts := make([]*tensor.Tensor, len(blocks))
+	for i, b := range blocks {
+		ts[i] = flatTensor(b)
+	}
+	return ts
+}
+
+// cut returns n tensors over equal parts of b, none for 0.
 func cut[T tensor.Element](b []T, n int) []*tensor.Tensor {
-	part := len(b) / n
 	ts := make([]*tensor.Tensor, n)
 	for i := range ts {
+		part := len(b) / n
 		ts[i] = flatTensor(b[i*part : (i+1)*part])
 	}
 	return ts

@@ -389,9 +389,13 @@ func TestObjects(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		codec pg.Codec[point]
-	}{{"json", pg.JSON[point]{}}, {"gob", pg.Gob[point]{}}} {
+		torch bool
+	}{{"json", pg.JSON[point]{}, false}, {"gob", pg.Gob[point]{}, false}, {"beside PyTorch", pg.JSON[point]{}, true}} {
 		t.Run(tc.name, func(t *testing.T) {
 			pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
+				if tc.torch {
+					pg.BesidePyTorch(g)
+				}
 				ctx := t.Context()
 				p := func(r int) point { return point{r, r * r, strings.Repeat("x", 10*r)} }
 				all, err := pg.AllGatherObject(ctx, g, p(g.Rank()), tc.codec)
@@ -449,6 +453,118 @@ func TestHostileLengths(t *testing.T) {
 			require.ErrorContains(t, err, fmt.Sprint(n))
 		})
 	}
+}
+
+// TestObjectsOverTheLimit has one rank, or all but rank 0, announce more than the ranks may send in one
+// call. The others refuse alike, before they allocate.
+func TestObjectsOverTheLimit(t *testing.T) {
+	const ranks = 6
+	announce := func(t *testing.T, g *pg.ProcessGroup) {
+		out := make([]*tensor.Tensor, ranks)
+		for r := range out {
+			out[r] = of(t, []int64{0}, 1)
+		}
+		require.NoError(t, wait(g.AllGather(t.Context(), out, of(t, []int64{pg.MaxObject}, 1), backend.AllGatherOptions{})))
+	}
+	for _, tc := range []struct {
+		name  string
+		torch bool
+		lies  func(rank int) bool
+		tell  func(t *testing.T, g *pg.ProcessGroup)
+		call  func(ctx context.Context, g *pg.ProcessGroup) error
+		want  string
+	}{
+		{"AllGatherObject", false, func(rank int) bool { return rank > 0 }, announce, func(ctx context.Context, g *pg.ProcessGroup) error {
+			_, err := pg.AllGatherObject(ctx, g, []byte("x"), pg.Bytes{})
+			return err
+		}, "pg: AllGatherObject: the objects of 6 ranks take 5368709121 bytes"},
+		{"GatherObject", false, func(rank int) bool { return rank > 0 }, announce, func(ctx context.Context, g *pg.ProcessGroup) error {
+			_, err := pg.GatherObject(ctx, g, []byte("x"), 1, pg.Bytes{})
+			return err
+		}, "pg: GatherObject: the objects of 6 ranks take 5368709121 bytes"},
+		{"AllGatherObject beside PyTorch", true, func(rank int) bool { return rank == 1 }, announce, func(ctx context.Context, g *pg.ProcessGroup) error {
+			_, err := pg.AllGatherObject(ctx, g, []byte("x"), pg.Bytes{})
+			return err
+		}, "pg: AllGatherObject: the objects of 6 ranks take 6442450944 bytes"},
+		{"GatherObject beside PyTorch", true, func(rank int) bool { return rank == 1 }, announce, func(ctx context.Context, g *pg.ProcessGroup) error {
+			_, err := pg.GatherObject(ctx, g, []byte("x"), 2, pg.Bytes{})
+			return err
+		}, "pg: GatherObject: the objects of 6 ranks take 6442450944 bytes"},
+		{"ScatterObject beside PyTorch", true, func(rank int) bool { return rank == 1 }, func(t *testing.T, g *pg.ProcessGroup) {
+			require.NoError(t, wait(g.Broadcast(t.Context(), []*tensor.Tensor{of(t, []int64{pg.MaxObject}, 1)}, backend.BroadcastOptions{Root: 1})))
+		}, func(ctx context.Context, g *pg.ProcessGroup) error {
+			_, err := pg.ScatterObject(ctx, g, nil, 1, pg.Bytes{})
+			return err
+		}, "pg: ScatterObject: the objects of 6 ranks take 6442450944 bytes"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			require.Less(t, allocated(func() {
+				pgtest.Run(t, ranks, func(t *testing.T, g *pg.ProcessGroup) {
+					if tc.torch {
+						pg.BesidePyTorch(g)
+					}
+					if tc.lies(g.Rank()) {
+						tc.tell(t, g)
+						return
+					}
+					require.ErrorContains(t, tc.call(t.Context(), g), tc.want)
+				})
+			}), uint64(64<<20))
+		})
+	}
+}
+
+// TestObjectsTakeNoPadding: one long object takes its own length on a rank that gets it, whatever the
+// number of ranks.
+func TestObjectsTakeNoPadding(t *testing.T) {
+	const ranks, long = 8, 4 << 20
+	mine := func(rank int) []byte {
+		if rank == 3 {
+			return make([]byte, long)
+		}
+		return []byte{byte(rank)}
+	}
+	for _, tc := range []struct {
+		name string
+		most uint64 // in multiples of the object, on all ranks
+		call func(ctx context.Context, g *pg.ProcessGroup) error
+	}{
+		{"AllGatherObject", 3 * ranks, func(ctx context.Context, g *pg.ProcessGroup) error {
+			_, err := pg.AllGatherObject(ctx, g, mine(g.Rank()), pg.Bytes{})
+			return err
+		}},
+		{"GatherObject", 10, func(ctx context.Context, g *pg.ProcessGroup) error {
+			_, err := pg.GatherObject(ctx, g, mine(g.Rank()), 0, pg.Bytes{})
+			return err
+		}},
+		{"ScatterObject", 10, func(ctx context.Context, g *pg.ProcessGroup) error {
+			var vs [][]byte
+			if g.Rank() == 0 {
+				for r := range ranks {
+					vs = append(vs, mine(r))
+				}
+			}
+			_, err := pg.ScatterObject(ctx, g, vs, 0, pg.Bytes{})
+			return err
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			took := allocated(func() {
+				pgtest.Run(t, ranks, func(t *testing.T, g *pg.ProcessGroup) { require.NoError(t, tc.call(t.Context(), g)) })
+			})
+			t.Logf("%d MiB", took>>20)
+			require.Less(t, took, tc.most*long)
+		})
+	}
+}
+
+// allocated returns how many bytes f allocates.
+func allocated(f func()) uint64 {
+	var before, now runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&now)
+	return now.TotalAlloc - before.TotalAlloc
 }
 
 func TestGroups(t *testing.T) {

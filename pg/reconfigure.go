@@ -128,7 +128,7 @@ func newMembers(name string, template *world) *members {
 
 // elastic returns why a group cannot have epochs.
 func (w *world) elastic() error {
-	if !w.ours && !w.apart {
+	if !w.alone() {
 		return fmt.Errorf("PyTorch ranks may be in the group, and they cannot change their group: %w", errors.ErrUnsupported)
 	}
 	return nil

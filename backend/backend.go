@@ -91,7 +91,8 @@ type Backend interface {
 	ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o ReduceScatterOptions) (*work.Work, error)
 
 	// ReduceScatterTensor combines part r of all ranks' in, cut along the
-	// first dimension, into rank r's out, which may be this part of in.
+	// first dimension, into rank r's out, which may be this part of in. The shapes
+	// are those of AllGatherIntoTensor, with in as the large tensor.
 	ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o ReduceScatterOptions) (*work.Work, error)
 
 	// ReduceScatterTensorCoalesced does ReduceScatterTensor for each pair at once.
@@ -290,4 +291,6 @@ type BarrierOptions struct {
 
 // MonitoredBarrierOptions are the options of MonitoredBarrier. Its error always
 // names every missing rank, as c10d's does with wait_all_ranks.
-type MonitoredBarrierOptions struct{ Timeout time.Duration }
+type MonitoredBarrierOptions struct {
+	Timeout time.Duration // 0 means the group's timeout, as in all options; c10d's 0 fails at once
+}

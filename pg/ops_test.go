@@ -155,6 +155,35 @@ func TestStackedGather(t *testing.T) {
 	})
 }
 
+// TestStackedReduceScatter gives the input as a concatenation and as a stack, also of scalars and of a
+// coalesced call.
+func TestStackedReduceScatter(t *testing.T) {
+	const size = 3
+	pgtest.Run(t, size, func(t *testing.T, g *pg.ProcessGroup) {
+		ctx, rank := t.Context(), float32(g.Rank())
+		v := func() []float32 { return []float32{0, 1, 2, 3, 4, 5} } // each rank's is the same
+		for name, in := range map[string]*tensor.Tensor{"joined": of(t, v(), 6), "stacked": of(t, v(), size, 2)} {
+			out := of(t, []float32{-1, -1}, 2)
+			require.NoError(t, wait(g.ReduceScatterTensor(ctx, out, in, backend.ReduceScatterOptions{})), name)
+			require.Equal(t, []float32{3 * 2 * rank, 3 * (2*rank + 1)}, data[float32](t, out), name)
+		}
+		scalar := of(t, []float32{-1}, []int{}...)
+		require.NoError(t, wait(g.ReduceScatterTensor(ctx, scalar, of(t, v()[:size], size), backend.ReduceScatterOptions{})))
+		require.Equal(t, []float32{3 * rank}, data[float32](t, scalar))
+
+		outs := []*tensor.Tensor{of(t, []float32{-1, -1}, 2), of(t, []float32{-1}, 1)}
+		ins := []*tensor.Tensor{of(t, v(), size, 2), of(t, v()[:size], size, 1)}
+		require.NoError(t, wait(g.ReduceScatterTensorCoalesced(ctx, outs, ins, backend.ReduceScatterOptions{})))
+		require.Equal(t, []float32{3 * 2 * rank, 3 * (2*rank + 1)}, data[float32](t, outs[0]))
+		require.Equal(t, []float32{3 * rank}, data[float32](t, outs[1]))
+
+		for _, in := range []*tensor.Tensor{of(t, v(), 2, 3), of(t, v(), 1, 6), of(t, v(), size, 1, 2), of(t, v()[:1], []int{}...)} {
+			_, err := g.ReduceScatterTensor(ctx, of(t, []float32{0, 0}, 2), in, backend.ReduceScatterOptions{})
+			require.ErrorContains(t, err, fmt.Sprintf("shape %v is not shape [2] times 3 along dimension 0, and not 3 of them stacked", in.Shape()))
+		}
+	})
+}
+
 func TestVariants(t *testing.T) {
 	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
 		ctx, r := t.Context(), g.Rank()
@@ -648,6 +677,13 @@ func TestRefusedCalls(t *testing.T) {
 			}},
 			{"avg", func() (*work.Work, error) { return g.Reduce(ctx, i, backend.ReduceOptions{Op: backend.Avg()}) }},
 			{"only supports dense tensors", func() (*work.Work, error) { return g.Reduce(ctx, sparse, backend.ReduceOptions{}) }},
+			{"only supports dense tensors, tensor 1 is", func() (*work.Work, error) { return g.Broadcast(ctx, ts(f, sparse), backend.BroadcastOptions{}) }},
+			{"only supports dense tensors, output 1 is", func() (*work.Work, error) { return g.AllGather(ctx, ts(f, sparse), f, backend.AllGatherOptions{}) }},
+			{"invalid root tensor: 0 (requires non-empty tensor list)", func() (*work.Work, error) {
+				b, err := g.Backend(tensor.CPU)
+				require.NoError(t, err)
+				return b.Broadcast(ctx, nil, backend.BroadcastOptions{})
+			}},
 			{"invalid output tensor list (expected length 2, got 1)", func() (*work.Work, error) { return g.AllGather(ctx, ts(f), f, backend.AllGatherOptions{}) }},
 			{"invalid tensor size at index 1", func() (*work.Work, error) { return g.AllGather(ctx, ts(vec(4), vec(5)), f, backend.AllGatherOptions{}) }},
 			{"is not shape", func() (*work.Work, error) { return g.AllGatherIntoTensor(ctx, vec(7), f, backend.AllGatherOptions{}) }},

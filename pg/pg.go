@@ -708,7 +708,8 @@ func (g *ProcessGroup) ReduceScatter(ctx context.Context, out *tensor.Tensor, in
 	return c.Issued(b.ReduceScatter(ctx, out, in, o))
 }
 
-// ReduceScatterTensor combines part r of all ranks' in into rank r's out.
+// ReduceScatterTensor combines part r of all ranks' in into rank r's out. With out of shape [n ...] in is
+// [size*n ...], or [size n ...]: c10d's concatenation and stack.
 func (g *ProcessGroup) ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
 	b, err := g.of(work.ReduceScatterTensor, out)
 	if err != nil {

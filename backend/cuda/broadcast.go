@@ -101,7 +101,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 		return nil, err
 	}
 	if len(ts) == 0 {
-		return nil, bad(op, "requires non-empty tensor list")
+		return nil, bad(op, "invalid root tensor: %d (requires non-empty tensor list)", o.RootTensor)
 	}
 	if o.RootTensor < 0 || o.RootTensor >= len(ts) {
 		return nil, bad(op, "invalid root tensor: %d (there are %d)", o.RootTensor, len(ts))

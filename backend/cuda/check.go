@@ -3,6 +3,7 @@ package cuda
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -79,7 +80,7 @@ func (b *Backend) like(op work.OpType, name string, r role, want *tensor.Tensor,
 func (b *Backend) typed(op work.OpType, name string, r role, d tensor.DType, ts []*tensor.Tensor) error {
 	for i, t := range ts {
 		if err := b.dense(op, name, r, t); err != nil {
-			return b.dense(op, fmt.Sprintf("%s tensor %d", name, i), r, t)
+			return b.dense(op, fmt.Sprintf("%s %d", strings.TrimSuffix(name, "s"), i), r, t)
 		}
 		if t.DType() != d {
 			return bad(op, "invalid tensor type at index %d of %s (expected %v, got %v)", i, name, d, t.DType())
@@ -103,19 +104,15 @@ func (b *Backend) listed(op work.OpType, name string, n int) error {
 }
 
 // shares returns the parts of whole, along dimension 0, that belong to the ranks
-// and have as many elements as part. With orStacked whole may also have the
-// ranks as a dimension of its own in front.
-func (b *Backend) shares(op work.OpType, whole, part *tensor.Tensor, orStacked bool) ([]*tensor.Tensor, error) {
+// and have as many elements as part. whole may also have the ranks as a dimension of its own in front.
+func (b *Backend) shares(op work.OpType, whole, part *tensor.Tensor) ([]*tensor.Tensor, error) {
 	if whole.DType() != part.DType() {
 		return nil, bad(op, "dtypes differ: %v and %v", whole.DType(), part.DType())
 	}
 	w, p := whole.Shape(), part.Shape()
-	ok := len(p) > 0 && len(w) == len(p) && w[0] == p[0]*b.g.Size && slices.Equal(w[1:], p[1:])
-	if !ok && orStacked {
-		ok = len(w) == len(p)+1 && w[0] == b.g.Size && slices.Equal(w[1:], p)
-	}
-	if !ok {
-		return nil, bad(op, "shape %v is not shape %v times %d along dimension 0", w, p, b.g.Size)
+	joined := len(p) > 0 && len(w) == len(p) && w[0] == p[0]*b.g.Size && slices.Equal(w[1:], p[1:])
+	if !joined && (len(w) == 0 || w[0] != b.g.Size || !slices.Equal(w[1:], p)) {
+		return nil, bad(op, "shape %v is not shape %v times %d along dimension 0, and not %[3]d of them stacked", w, p, b.g.Size)
 	}
 	return cut(op, whole, slices.Repeat([]int{w[0] / b.g.Size}, b.g.Size))
 }

@@ -267,7 +267,7 @@ func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tenso
 	if err := b.dense(op, "output", output, out); err != nil {
 		return nil, err
 	}
-	parts, err := b.shares(op, out, in, true)
+	parts, err := b.shares(op, out, in)
 	if err != nil {
 		return nil, err
 	}
@@ -351,7 +351,7 @@ func (b *Backend) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*t
 	}
 	joined := make([]*tensor.Tensor, b.g.Size*len(in))
 	for i := range in {
-		parts, err := b.shares(op, out[i], in[i], true)
+		parts, err := b.shares(op, out[i], in[i])
 		if err != nil {
 			return nil, err
 		}
@@ -556,7 +556,7 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 		if in[i].DType() != in[0].DType() {
 			return nil, bad(op, "invalid tensor type at index %d (expected %v, got %v)", i, in[0].DType(), in[i].DType())
 		}
-		parts, err := b.shares(op, in[i], out[i], false)
+		parts, err := b.shares(op, in[i], out[i])
 		if err != nil {
 			return nil, err
 		}

@@ -201,12 +201,18 @@ func (x *rank) prepare(ctx context.Context, p program, r int, rng *rand.Rand, on
 		}
 	case "reduce_scatter_tensor":
 		in, out := newPair(n[0]*size, 2), newPair(n[0], 2)
+		if n[1]%2 == 0 {
+			in = newPair(size, n[0], 2)
+		}
 		c.run = func(b backend.Backend, t func(*pair) *tensor.Tensor) (*work.Work, error) {
 			return b.ReduceScatterTensor(ctx, t(out), t(in), backend.ReduceScatterOptions{Op: p.op})
 		}
 	case "reduce_scatter_tensor_coalesced":
 		in := []*pair{newPair(n[0] * size), newPair(n[1]*size, 2)}
 		out := []*pair{newPair(n[0]), newPair(n[1], 2)}
+		if n[2]%2 == 0 {
+			in[1] = newPair(size, n[1], 2)
+		}
 		c.run = func(b backend.Backend, t func(*pair) *tensor.Tensor) (*work.Work, error) {
 			return b.ReduceScatterTensorCoalesced(ctx, pick(t, out), pick(t, in), backend.ReduceScatterOptions{Op: p.op})
 		}

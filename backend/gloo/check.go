@@ -3,6 +3,7 @@ package gloo
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/tensor"
@@ -40,7 +41,7 @@ func dense(op work.OpType, name string, r role, t *tensor.Tensor) error {
 func like(op work.OpType, name string, r role, want *tensor.Tensor, ts []*tensor.Tensor) error {
 	for i, t := range ts {
 		if dense(op, name, r, t) != nil {
-			return dense(op, fmt.Sprintf("%s tensor %d", name, i), r, t)
+			return dense(op, numbered(name, i), r, t)
 		}
 		if t.DType() != want.DType() {
 			return bad(op, "invalid tensor type at index %d of %s (expected %v, got %v)", i, name, want.DType(), t.DType())
@@ -52,11 +53,16 @@ func like(op work.OpType, name string, r role, want *tensor.Tensor, ts []*tensor
 	return nil
 }
 
+// numbered returns the name of a tensor in a list, whose name is a plural.
+func numbered(list string, i int) string {
+	return fmt.Sprintf("%s %d", strings.TrimSuffix(list, "s"), i)
+}
+
 // typed checks that every tensor of a list is dense and of one dtype; shapes may differ.
 func typed(op work.OpType, name string, r role, d tensor.DType, ts []*tensor.Tensor) error {
 	for i, t := range ts {
 		if dense(op, name, r, t) != nil {
-			return dense(op, fmt.Sprintf("%s tensor %d", name, i), r, t)
+			return dense(op, numbered(name, i), r, t)
 		}
 		if t.DType() != d {
 			return bad(op, "invalid tensor type at index %d of %s (expected %v, got %v)", i, name, d, t.DType())
@@ -80,18 +86,15 @@ func (b *Backend) listed(op work.OpType, name string, n int) error {
 }
 
 // parts checks that dimension 0 of whole is size times that of part, and that their other
-// dimensions are equal. With orStacked, whole may also have the shape [size, part...].
-func (b *Backend) parts(op work.OpType, whole, part *tensor.Tensor, orStacked bool) error {
+// dimensions are equal. whole may also have the shape [size, part...].
+func (b *Backend) parts(op work.OpType, whole, part *tensor.Tensor) error {
 	if whole.DType() != part.DType() {
 		return bad(op, "dtypes differ: %v and %v", whole.DType(), part.DType())
 	}
 	w, p := whole.Shape(), part.Shape()
-	ok := len(p) > 0 && len(w) == len(p) && w[0] == p[0]*b.size && slices.Equal(w[1:], p[1:])
-	if !ok && orStacked {
-		ok = len(w) == len(p)+1 && w[0] == b.size && slices.Equal(w[1:], p) || len(p) == 0 && len(w) == 1 && w[0] == b.size
-	}
-	if !ok {
-		return bad(op, "shape %v is not shape %v times %d along dimension 0", w, p, b.size)
+	joined := len(p) > 0 && len(w) == len(p) && w[0] == p[0]*b.size && slices.Equal(w[1:], p[1:])
+	if !joined && (len(w) == 0 || w[0] != b.size || !slices.Equal(w[1:], p)) {
+		return bad(op, "shape %v is not shape %v times %d along dimension 0, and not %[3]d of them stacked", w, p, b.size)
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 		return nil, err
 	}
 	if len(ts) == 0 {
-		return nil, bad(op, "requires non-empty tensor list")
+		return nil, bad(op, "invalid root tensor: %d (requires non-empty tensor list)", o.RootTensor)
 	}
 	if o.RootTensor < 0 || o.RootTensor >= len(ts) {
 		return nil, bad(op, "invalid root tensor: %d (there are %d)", o.RootTensor, len(ts))
@@ -274,7 +274,7 @@ func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tenso
 	if err := dense(op, "output", output, out); err != nil {
 		return nil, err
 	}
-	if err := b.parts(op, out, in, true); err != nil {
+	if err := b.parts(op, out, in); err != nil {
 		return nil, err
 	}
 	q := b.spare()
@@ -335,7 +335,7 @@ func (b *Backend) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*t
 		return nil, err
 	}
 	for i := range in {
-		if err := b.parts(op, out[i], in[i], true); err != nil {
+		if err := b.parts(op, out[i], in[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -540,7 +540,7 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 		if err := dense(op, "output", output, out[i]); err != nil {
 			return nil, err
 		}
-		if err := b.parts(op, in[i], out[i], false); err != nil {
+		if err := b.parts(op, in[i], out[i]); err != nil {
 			return nil, err
 		}
 		if in[i].DType() != in[0].DType() {

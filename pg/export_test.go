@@ -10,5 +10,13 @@ func Record(g *ProcessGroup, t *trace.Group) (before *trace.Group) {
 	return before
 }
 
+// Open returns how many groups of g's job this rank has open.
+func Open(g *ProcessGroup) int {
+	w := g.now().world
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.groups)
+}
+
 // BesidePyTorch makes g send what PyTorch ranks understand. Every rank calls it.
 func BesidePyTorch(g *ProcessGroup) { g.now().world.ours, g.now().world.apart = false, false }

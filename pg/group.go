@@ -257,7 +257,7 @@ func (g *epoch) connect(ctx context.Context, v1 bool) error {
 		}
 		r, ok := backend.Lookup(d.Backend)
 		if !ok {
-			return fmt.Errorf("pg: %q: %w", d.Backend, backend.ErrUnknownBackend)
+			return fail(fmt.Errorf("%q: %w", d.Backend, backend.ErrUnknownBackend))
 		}
 		st := g.tidier.noted(d.Device.String()+"/", g.store, g.within)
 		if v1 {
@@ -523,11 +523,16 @@ func (g *ProcessGroup) NewSubgroupsByEnumeration(ctx context.Context, lists [][]
 		return nil, err
 	}
 	var mine *ProcessGroup
+	made := make([]*ProcessGroup, 0, len(lists))
 	for _, ranks := range lists {
 		sub, err := g.NewGroup(ctx, ranks, o)
 		if err != nil {
+			for _, sub := range made {
+				err = errors.Join(err, sub.Close())
+			}
 			return nil, err
 		}
+		made = append(made, sub)
 		if mine == nil || !mine.IsMember() {
 			mine = sub
 		}

@@ -18,7 +18,7 @@ type MeshDim struct {
 // are in row-major order, so ranks that are next to each other differ in the last dimension.
 //
 // A Mesh is not safe for concurrent use. Its groups are those of SplitRanks: they end with the
-// default group, and with its epoch.
+// default group, with its epoch, and with Close.
 type Mesh struct {
 	whole  *ProcessGroup
 	dims   []MeshDim
@@ -55,10 +55,21 @@ func NewMesh(ctx context.Context, g *ProcessGroup, dims []MeshDim, o GroupOption
 	m.coord = m.at(g.Rank())
 	for _, d := range dims {
 		if _, err := m.Flatten(ctx, d.Name, d.Name); err != nil {
-			return nil, err
+			return nil, errors.Join(err, m.Close())
 		}
 	}
 	return m, nil
+}
+
+// Close closes the mesh's groups, also those of Flatten. The group that the mesh was made of stays open.
+// Wait for their operations before.
+func (m *Mesh) Close() error {
+	var errs []error
+	for _, g := range m.groups {
+		errs = append(errs, g.Close())
+	}
+	clear(m.groups)
+	return errors.Join(errs...)
 }
 
 // at returns the coordinates of a rank.

@@ -3,13 +3,18 @@ package pg_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
+	"github.com/c10d-go/c10d/store"
 )
 
 // What init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp")) of PyTorch 2.6 shows:
@@ -74,6 +79,93 @@ func TestMeshRefuses(t *testing.T) {
 			_, err := pg.NewMesh(t.Context(), g, dims, pg.GroupOptions{})
 			require.ErrorContains(t, err, want)
 		}
+	})
+}
+
+// cutting is a logger's handler that cancels a context when a group other than the default one is ready.
+type cutting struct {
+	slog.Handler
+	groups *atomic.Int32
+	cancel context.CancelFunc
+}
+
+func (h cutting) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h cutting) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "process group ready" && h.groups.Add(1) > 1 {
+		h.cancel()
+	}
+	return nil
+}
+
+// TestFailedGroupsAreClosed: if one of several groups cannot be made, those before it are closed.
+func TestFailedGroupsAreClosed(t *testing.T) {
+	const size = 4
+	for name, tc := range map[string]struct {
+		fails int // on the ranks below
+		make  func(ctx context.Context, g *pg.ProcessGroup) error
+	}{
+		"NewMesh": {size, func(ctx context.Context, g *pg.ProcessGroup) error {
+			_, err := pg.NewMesh(ctx, g, []pg.MeshDim{{"a", 2}, {"b", 2}}, pg.GroupOptions{})
+			return err
+		}},
+		"NewSubgroups": {2, func(ctx context.Context, g *pg.ProcessGroup) error {
+			_, err := g.NewSubgroups(ctx, 2, pg.GroupOptions{})
+			return err
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			st := store.NewHash()
+			defer st.Close()
+			groups := make([]*pg.ProcessGroup, size)
+			var wg sync.WaitGroup
+			for r := range size {
+				wg.Go(func() {
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					var err error
+					groups[r], err = pg.New(t.Context(), st, r, size, pg.Options{
+						Backend: "cpu:gloo", Timeout: jobLimit,
+						Logger: slog.New(cutting{slog.DiscardHandler, new(atomic.Int32), cancel}),
+					})
+					if !assert.NoError(t, err) {
+						return
+					}
+					err = tc.make(ctx, groups[r])
+					if r >= tc.fails {
+						assert.NoError(t, err)
+						return
+					}
+					assert.Error(t, err)
+					assert.Equal(t, 1, pg.Open(groups[r]))
+				})
+			}
+			wg.Wait()
+			for _, g := range groups {
+				assert.NoError(t, g.Close())
+			}
+		})
+	}
+}
+
+// TestMeshCloses: Close ends the groups of a mesh, and not the group that it was made of.
+func TestMeshCloses(t *testing.T) {
+	pgtest.Run(t, 4, func(t *testing.T, g *pg.ProcessGroup) {
+		ctx := t.Context()
+		m, err := pg.NewMesh(ctx, g, []pg.MeshDim{{"a", 2}, {"b", 2}}, pg.GroupOptions{})
+		require.NoError(t, err)
+		_, err = m.Flatten(ctx, "ab", "a", "b")
+		require.NoError(t, err)
+		a, err := m.Group("a")
+		require.NoError(t, err)
+		require.Equal(t, 4, pg.Open(g))
+		require.NoError(t, m.Close())
+		require.NoError(t, m.Close())
+		require.Equal(t, 1, pg.Open(g))
+		require.ErrorIs(t, pg.AllReduceSlice(ctx, a, []int32{1}, backend.Sum()), pg.ErrClosed)
+		_, err = m.Group("a")
+		require.ErrorContains(t, err, `no group "a"`)
+		require.NoError(t, pg.AllReduceSlice(ctx, g, []int32{1}, backend.Sum()))
 	})
 }
 

@@ -167,3 +167,10 @@ func TestLargeAllToAllInPlace(t *testing.T) {
 		})
 	})
 }
+
+// TestClosedWithoutAFault: an operation that finds its group closed says so. A nil fault is no error.
+func TestClosedWithoutAFault(t *testing.T) {
+	b := connected(t, gloo.GroupTimeout, gloo.WireTCP)[0]
+	require.NoError(t, b.Close())
+	require.ErrorIs(t, b.FaultError(), work.ErrClosed)
+}

@@ -8,6 +8,7 @@ import (
 	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
 )
 
 // SetWindow makes sparse all-reduces go in rounds of so many bytes, until restore.
@@ -149,3 +150,6 @@ func (b *Backend) Unsettled() (n int) {
 
 // InTurn reports whether collectives run one at a time.
 func (b *Backend) InTurn() bool { return b.inTurn() }
+
+// FaultError is the error of an operation in a group that was closed without a fault.
+func (b *Backend) FaultError() error { return b.faultError(work.Info{}, nil) }

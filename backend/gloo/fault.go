@@ -159,10 +159,10 @@ func (s *session) requestError(info work.Info, peer int, err error) error {
 	return &work.Error{Info: info, Peer: peer, Err: err}
 }
 
-// faultError is the error of an operation in a group that has failed with f.
+// faultError is the error of an operation in a group that has failed with f, or was closed if that is nil.
 func (s *session) faultError(info work.Info, f *transport.Fault) error {
 	var left *departure
-	if f.Rank == s.rank && errors.As(f.Err, &left) {
+	if f == nil || f.Rank == s.rank && errors.As(f.Err, &left) {
 		return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
 	}
 	if f.Kind == transport.FaultMismatch {

@@ -139,6 +139,7 @@ func allocatedMoves(ctx context.Context, t *testing.T, b *gloo.Backend, p, n int
 // TestAllocExplained: Explain tells where tensors are.
 func TestAllocExplained(t *testing.T) {
 	onLinux(t)
+	in64Bits(t)
 	for wire, want := range map[gloo.Wire]string{
 		gloo.WireGloo: "ordinary memory", gloo.WireTCP: "ordinary memory", gloo.WireNative: "shared memory", onHosts: "shared memory",
 	} {
@@ -153,6 +154,7 @@ func TestAllocExplained(t *testing.T) {
 // TestAllocErrors: wrong calls change nothing; a rank without room costs nobody the group.
 func TestAllocErrors(t *testing.T) {
 	onLinux(t)
+	in64Bits(t)
 	ctx := context.Background()
 	bs := connected(t, gloo.GroupTimeout, same(gloo.WireNative, 2)...)
 	for _, shape := range [][]int{{-1}, {0, -1}, {math.MaxInt, 2}, {math.MaxInt >> 23, math.MaxInt >> 23}} {
@@ -206,6 +208,7 @@ func TestAllocErrors(t *testing.T) {
 // TestAllocAlone: a rank that calls it alone waits for the others, no longer than it wants to.
 func TestAllocAlone(t *testing.T) {
 	onLinux(t)
+	in64Bits(t)
 	bs := connected(t, gloo.GroupTimeout, same(gloo.WireNative, 2)...)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	why := errors.New("test: enough")

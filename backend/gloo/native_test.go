@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -87,6 +88,13 @@ func connected(t *testing.T, timeout time.Duration, wires ...gloo.Wire) []*gloo.
 func onLinux(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("memory is shared on Linux only")
+	}
+}
+
+// in64Bits skips a test of what takes addresses or sizes of 64 bits.
+func in64Bits(t *testing.T) {
+	if math.MaxInt == math.MaxInt32 {
+		t.Skip("an int has 32 bits")
 	}
 }
 

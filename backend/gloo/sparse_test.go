@@ -240,6 +240,7 @@ func TestSparseInRounds(t *testing.T) {
 // first few.
 func TestSparseFarApart(t *testing.T) {
 	onLinux(t)
+	in64Bits(t)
 	for name, options := range sparseGroups(3) {
 		for _, form := range sparseForms[:3] {
 			t.Run(name+", "+string(form), func(t *testing.T) {

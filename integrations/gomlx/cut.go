@@ -42,8 +42,13 @@ type cut struct {
 	optimizer.Interface
 }
 
-// UpdateGraph is called by the trainer. A cut has no UpdateGraphWithGradients, so the trainer refuses
-// to accumulate gradients: it would begin before the ranks have the same variables.
+// UpdateGraphWithGradients would be called by a trainer that accumulates gradients. Without it the trainer would
+// refuse to, and blame the program's optimizer. Now watch refuses it.
+func (c *cut) UpdateGraphWithGradients(*model.Scope, []*graph.Node, dtypes.DType) {
+	panic(errAccumulate)
+}
+
+// UpdateGraph is called by the trainer.
 func (c *cut) UpdateGraph(scope *model.Scope, g *graph.Graph, loss *graph.Node) {
 	if !loss.Shape().IsScalar() {
 		panic(fmt.Errorf("gomlx: the loss has shape %s, want a scalar", loss.Shape()))
@@ -245,6 +250,9 @@ func (r *reducer) average(p *Parallel, x *plan) error {
 	// The last gradients are in the first bucket: it is sent while the next is filled.
 	for i := len(x.gradients) - 1; i >= 0; i-- {
 		err := r.each(x, i, func(gradient, bucket *tensor.Tensor) error {
+			if p.weight == 0 {
+				return bucket.Fill(0) // also if it is not a number
+			}
 			if err := bucket.CopyFrom(gradient); err != nil {
 				return err
 			}

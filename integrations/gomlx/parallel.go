@@ -15,6 +15,7 @@ import (
 	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/model/checkpoint"
 	"github.com/gomlx/gomlx/ml/train"
+	"github.com/gomlx/gomlx/ml/train/metric"
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/c10d-go/c10d/backend"
@@ -55,6 +56,9 @@ type Parallel struct {
 	reducers map[string]*reducer
 	synced   map[string]bool // paths of the variables that are equal on all ranks
 	weight   float64         // of this rank's batch among the ranks': 1 for equal parts
+	batch    uint32          // checksum of what the ranks have read for their batches; 0 without Split and Shard
+	watched  *train.Trainer
+	norms    bool // the watched trainer has computed statistics of batch normalisation
 }
 
 // New returns a Parallel for a group. Every rank must call it. ctx bounds the communication of all
@@ -113,6 +117,9 @@ func (p *Parallel) Rand() *rand.Rand { return rand.New(rand.NewSource(p.seed)) }
 // have loaded a checkpoint.
 func (p *Parallel) NewLoop(trainer *train.Trainer) *train.Loop {
 	if p.Size() > 1 {
+		if err := p.watch(trainer); err != nil {
+			panic(err)
+		}
 		v := optimizer.GetGlobalStepVar(trainer.Store())
 		step := []int64{optimizer.GetGlobalStep(trainer.Store())}
 		err := pg.BroadcastSlice(p.ctx, p.group, step, 0)
@@ -137,7 +144,10 @@ func (p *Parallel) Apply(trainer *train.Trainer, metrics []*tensors.Tensor) erro
 	if p.Size() == 1 {
 		return nil
 	}
-	defer func() { p.weight = 1 }()
+	defer func() { p.weight, p.batch = 1, 0 }()
+	if err := p.watch(trainer); err != nil {
+		return err
+	}
 	pending, err := p.pending(trainer.Store())
 	if err != nil {
 		return err
@@ -149,6 +159,25 @@ func (p *Parallel) Apply(trainer *train.Trainer, metrics []*tensors.Tensor) erro
 		return err
 	}
 	return pending.apply(p, trainer)
+}
+
+// errAccumulate refuses Trainer.AccumulateGradients: it would begin before the ranks have the same variables.
+var errAccumulate = errors.New("gomlx: Trainer.AccumulateGradients does not work with several ranks: use larger batches, of which each rank gets a part")
+
+// watch prepares a trainer, and notes when it computes statistics of batch normalisation.
+func (p *Parallel) watch(trainer *train.Trainer) error {
+	if trainer.NumAccumulatingSteps() > 0 {
+		return errAccumulate
+	}
+	if p.watched != trainer {
+		p.watched = trainer
+		trainer.OnExecCreation(func(_ *model.Exec, of train.GraphType) {
+			if of == train.BatchNormAveragesType {
+				p.norms = true
+			}
+		})
+	}
+	return nil
 }
 
 // Eval is trainer.Eval with the batches of ds divided over the ranks. It returns the averages of
@@ -164,7 +193,11 @@ func (p *Parallel) Eval(trainer *train.Trainer, ds train.Dataset) ([]*tensors.Te
 	if err != nil && mine.rows > 0 {
 		rows = -1
 	}
-	all, gathered := pg.AllGatherSlice(p.ctx, p.group, []float64{rows})
+	said, gathered := pg.AllGatherSlice(p.ctx, p.group, []float64{rows, float64(mine.sum)})
+	var all, sums []float64
+	for i := 0; i < len(said); i += 2 {
+		all, sums = append(all, said[i]), append(sums, said[i+1])
+	}
 	switch {
 	case rows < 0:
 		return nil, err
@@ -172,6 +205,8 @@ func (p *Parallel) Eval(trainer *train.Trainer, ds train.Dataset) ([]*tensors.Te
 		return nil, fmt.Errorf("gomlx: Eval: %w", gathered)
 	case slices.Min(all) < 0:
 		return nil, fmt.Errorf("gomlx: Eval failed on rank %d", slices.Index(all, slices.Min(all)))
+	case sameBatches(sums) != nil:
+		return nil, fmt.Errorf("gomlx: Eval: %w", sameBatches(sums))
 	case slices.Min(all) == 0:
 		return trainer.Eval(ds)
 	}
@@ -179,7 +214,10 @@ func (p *Parallel) Eval(trainer *train.Trainer, ds train.Dataset) ([]*tensors.Te
 	for _, n := range all {
 		total += n
 	}
-	return metrics, p.average(weighted(metrics, rows/total))
+	if _, err := p.average(weighted(metrics, rows/total), 0); err != nil {
+		return nil, fmt.Errorf("gomlx: Eval: %w", err)
+	}
+	return metrics, nil
 }
 
 // OnRank0 returns a hook that calls f on rank 0, and does nothing on the others.
@@ -202,23 +240,27 @@ func (p *Parallel) Save(h *checkpoint.Handler) train.OnStepFn {
 	})
 }
 
-// Identical reports whether the trained variables have the same bits on all ranks.
+// Identical reports whether the variables have the same bits on all ranks: what is trained, the
+// optimizer's, and statistics of normalisation layers. The state of the random generator and of metrics is each
+// rank's own.
 func (p *Parallel) Identical(store *model.Store) (bool, error) {
-	h := fnv.New64a()
+	sum := uint64(0) // the ranks may have made their variables in another order
 	for v := range store.IterVariables() {
-		if !v.Trainable || !v.HasValue() {
+		if !v.HasValue() || own(v) || v.Name() == model.RNGStateVariableName || ofMetrics(v) {
 			continue
 		}
 		value, err := v.Value()
 		if err != nil {
 			return false, err
 		}
+		h := fnv.New64a()
 		h.Write([]byte(v.Path()))
 		if err := value.ConstBytes(func(b []byte) { h.Write(b) }); err != nil {
 			return false, err
 		}
+		sum += h.Sum64()
 	}
-	return p.same(h.Sum64())
+	return p.same(sum)
 }
 
 // same reports whether all ranks have the same number.
@@ -231,7 +273,7 @@ func (p *Parallel) same(mine uint64) (bool, error) {
 }
 
 // sync gives all ranks rank 0's value of every variable that graph g uses, and that they do not share yet.
-// The state of the random generator stays each rank's own: ranks drop other neurons.
+// The state of the random generator becomes each rank's own, also with one seed for all: ranks drop other neurons.
 func (p *Parallel) sync(store *model.Store, g *graph.Graph) error {
 	if err := store.InitializeVariables(g.Backend(), nil); err != nil {
 		return err
@@ -239,7 +281,14 @@ func (p *Parallel) sync(store *model.Store, g *graph.Graph) error {
 	var fresh []*model.Variable
 	h := fnv.New64a()
 	for v := range store.IterVariables() {
-		if p.synced[v.Path()] || !v.InUseByGraph(g) || own(v) || v.Name() == model.RNGStateVariableName {
+		if p.synced[v.Path()] || !v.InUseByGraph(g) || own(v) {
+			continue
+		}
+		if v.Name() == model.RNGStateVariableName {
+			if err := p.divert(v); err != nil {
+				return fmt.Errorf("gomlx: variable %s: %w", v.Path(), err)
+			}
+			p.synced[v.Path()] = true
 			continue
 		}
 		fresh = append(fresh, v)
@@ -275,6 +324,29 @@ func (p *Parallel) sync(store *model.Store, g *graph.Graph) error {
 	return nil
 }
 
+// divert makes the state of a random generator differ from that of other ranks. Rank 0 keeps its state, which
+// is that of one process.
+func (p *Parallel) divert(v *model.Variable) error {
+	if p.Rank() == 0 {
+		return nil
+	}
+	value, err := v.Value()
+	if err != nil {
+		return err
+	}
+	other := rand.New(rand.NewSource(int64(p.Rank())))
+	return mutate(value, func(t *tensor.Tensor) error {
+		state, err := tensor.Data[uint64](t)
+		for i := range state {
+			state[i] ^= other.Uint64()
+		}
+		return err
+	})
+}
+
+// ofMetrics reports whether a variable is the state of a metric.
+func ofMetrics(v *model.Variable) bool { return strings.HasPrefix(v.Path(), "/"+metric.Scope+"/") }
+
 // own reports whether a variable is one of this package.
 func own(v *model.Variable) bool { return strings.HasPrefix(v.Path(), "/"+Scope+"/") }
 
@@ -308,7 +380,7 @@ func weighted(ts []*tensors.Tensor, weight float64) (parts []part) {
 }
 
 // averageFloats averages the metrics of a step, and what the step has changed besides gradients: the
-// state of metrics and of normalisation layers.
+// state of metrics and of normalisation layers. It refuses batches that the ranks have read otherwise.
 func (p *Parallel) averageFloats(store *model.Store, metrics []*tensors.Tensor, pending *plan) error {
 	n := float64(p.Size())
 	parts := weighted(metrics, p.weight/n)
@@ -317,14 +389,37 @@ func (p *Parallel) averageFloats(store *model.Store, metrics []*tensors.Tensor, 
 		if err != nil {
 			return err
 		}
-		parts = append(parts, part{value, 1 / n})
+		weight := p.weight / n
+		if ofMetrics(v) && (v.Name() == "total" || v.Name() == "weight") {
+			weight = 1 / n // sums over rows, whose quotient counts: metric.MeanMetric
+		}
+		parts = append(parts, part{value, weight})
 	}
-	return p.average(parts)
+	sums, err := p.average(parts, float64(p.batch))
+	if err == nil {
+		err = sameBatches(sums)
+	}
+	if err != nil {
+		return fmt.Errorf("gomlx: %w", err)
+	}
+	return nil
 }
 
-// average replaces tensors by their weighted sums over the ranks, in one all-reduce.
-func (p *Parallel) average(parts []part) error {
-	var flat []float64
+// sameBatches compares checksums of what the ranks have read.
+func sameBatches(sums []float64) error {
+	for r, s := range sums {
+		if s != sums[0] {
+			return fmt.Errorf("rank %d has read other batches than rank 0: all ranks must read the same, so shuffle with one source of random numbers, for example WithRand(p.Rand())", r)
+		}
+	}
+	return nil
+}
+
+// average replaces tensors by their weighted sums over the ranks, in one all-reduce. It also returns each
+// rank's number.
+func (p *Parallel) average(parts []part, number float64) ([]float64, error) {
+	flat := make([]float64, p.Size())
+	flat[p.Rank()] = number
 	for _, x := range parts {
 		err := mutate(x.t, func(t *tensor.Tensor) error {
 			for i := range t.Len() {
@@ -332,17 +427,22 @@ func (p *Parallel) average(parts []part) error {
 				if err != nil {
 					return err
 				}
+				if x.weight == 0 {
+					v = 0 // also of NaN
+				}
 				flat = append(flat, v*x.weight)
 			}
 			return nil
 		})
 		if err != nil {
-			return fmt.Errorf("gomlx: %w", err)
+			return nil, err
 		}
 	}
 	if err := pg.AllReduceSlice(p.ctx, p.group, flat, backend.Sum()); err != nil {
-		return fmt.Errorf("gomlx: metrics: %w", err)
+		return nil, fmt.Errorf("metrics: %w", err)
 	}
+	numbers := flat[:p.Size()]
+	flat = flat[p.Size():]
 	for _, x := range parts {
 		err := mutate(x.t, func(t *tensor.Tensor) error {
 			for i := range t.Len() {
@@ -354,10 +454,10 @@ func (p *Parallel) average(parts []part) error {
 			return nil
 		})
 		if err != nil {
-			return fmt.Errorf("gomlx: %w", err)
+			return nil, err
 		}
 	}
-	return nil
+	return numbers, nil
 }
 
 // hash returns a number that is equal for equal texts.

@@ -18,6 +18,7 @@ import (
 	"github.com/gomlx/gomlx/ml/layers"
 	"github.com/gomlx/gomlx/ml/layers/activation"
 	"github.com/gomlx/gomlx/ml/layers/fnn"
+	"github.com/gomlx/gomlx/ml/layers/norm"
 	"github.com/gomlx/gomlx/ml/layers/regularizer"
 	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/model/checkpoint"
@@ -73,6 +74,8 @@ type setup struct {
 	batch     int // of all ranks
 	steps     int
 	seed      int64 // of rank r: seed + r
+	oneSeed   bool  // all ranks have the seed
+	partial   bool  // the last batch of an epoch has the rows that are left
 	loop      func(*testing.T, *gomlx.Parallel, *train.Loop, *model.Store)
 	shard     bool
 }
@@ -96,6 +99,8 @@ func (s setup) withDefaults() setup {
 // result is what a program has computed.
 type result struct {
 	losses []float64 // of each step
+	moving float64   // the moving average of the loss
+	random []uint64  // the state of the random generator
 	eval   []float64
 	model  map[string][]float32 // trained variables
 	state  map[string][]float32 // others of float32
@@ -107,11 +112,11 @@ func (s setup) train(t *testing.T, g *pg.ProcessGroup) (r result) {
 	s = s.withDefaults()
 	store := model.NewStore()
 	rank := 0
-	if g != nil {
+	if g != nil && !s.oneSeed {
 		rank = g.Rank()
 	}
 	require.NoError(t, store.SetRNGStateFromSeed(s.seed+int64(rank)))
-	ds := points(t, rand.New(rand.NewSource(5))).BatchSize(s.batch, true).Shuffle().Infinite(true)
+	ds := points(t, rand.New(rand.NewSource(5))).BatchSize(s.batch, !s.partial).Shuffle().Infinite(true)
 	var input train.Dataset = ds
 	o := s.optimizer()
 	var p *gomlx.Parallel
@@ -132,6 +137,7 @@ func (s setup) train(t *testing.T, g *pg.ProcessGroup) (r result) {
 	}
 	loop.OnStep("losses", 0, func(_ *train.Loop, m []*tensors.Tensor) error {
 		r.losses = append(r.losses, float64(tensors.ToScalar[float32](m[0])))
+		r.moving = float64(tensors.ToScalar[float32](m[1]))
 		return nil
 	})
 	if s.loop != nil {
@@ -155,6 +161,7 @@ func (s setup) train(t *testing.T, g *pg.ProcessGroup) (r result) {
 	require.NoError(t, err)
 	evaluate()
 	r.model, r.state = make(map[string][]float32), make(map[string][]float32)
+	require.NoError(t, tensors.ConstFlatData(store.GetVariable("/"+model.RNGStateVariableName).MustValue(), func(x []uint64) { r.random = slices.Clone(x) }))
 	for v := range store.IterVariables() {
 		if flat, ok := v.MustValue().Value().([]float32); ok || v.Trainable {
 			if v.Trainable {
@@ -194,6 +201,7 @@ func requireSame(t *testing.T, want, got result) {
 	for i := range want.losses {
 		require.InDelta(t, want.losses[i], got.losses[i], tolerance*math.Abs(want.losses[i]), "step %d", i)
 	}
+	require.InDelta(t, want.moving, got.moving, 2e-5)
 	require.Len(t, got.eval, len(want.eval))
 	for i := range want.eval {
 		require.InDelta(t, want.eval[i], got.eval[i], 1e-3, "metric %d", i)
@@ -210,12 +218,14 @@ func requireSame(t *testing.T, want, got result) {
 // process.
 func TestSameCurve(t *testing.T) {
 	for name, s := range map[string]setup{
-		"Adam":            {},
-		"AdamW":           {optimizer: func() optimizer.Interface { return optimizer.Adam().LearningRate(0.01).WeightDecay(0.01).Done() }},
-		"SGD":             {optimizer: func() optimizer.Interface { return optimizer.StochasticGradientDescent().Done() }},
-		"unequal parts":   {batch: 21},
-		"small buckets":   {options: gomlx.Options{BucketCap: 256}},
-		"every nth batch": {shard: true},
+		"Adam":             {},
+		"AdamW":            {optimizer: func() optimizer.Interface { return optimizer.Adam().LearningRate(0.01).WeightDecay(0.01).Done() }},
+		"SGD":              {optimizer: func() optimizer.Interface { return optimizer.StochasticGradientDescent().Done() }},
+		"unequal parts":    {batch: 21},
+		"small buckets":    {options: gomlx.Options{BucketCap: 256}},
+		"every nth batch":  {shard: true},
+		"small last batch": {batch: 59, partial: true}, // of 2 rows
+		"last batch of 1":  {batch: 119, partial: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			one := s.train(t, nil)
@@ -263,6 +273,129 @@ func TestHooksAfterUpdate(t *testing.T) {
 		}
 	}
 	require.Positive(t, zeros, "no weight was projected after the last update")
+}
+
+// TestRandomGenerators: with one seed for all, ranks draw other numbers, and the same in each run.
+func TestRandomGenerators(t *testing.T) {
+	s := setup{oneSeed: true, seed: 7, steps: 5, model: func(scope *model.Scope, x *graph.Node) *graph.Node {
+		x = layers.Dense(scope.In("hidden"), x, true, 16)
+		return layers.Dense(scope.In("model"), layers.DropoutStatic(scope, x, 0.5), true, classes)
+	}}
+	var runs [2][3]result
+	for i := range runs {
+		pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) { runs[i][g.Rank()] = s.train(t, g) })
+	}
+	require.Equal(t, runs[0], runs[1])
+	for r := range 3 {
+		require.NotEqual(t, runs[0][r].random, runs[0][(r+1)%3].random)
+	}
+}
+
+// TestOtherOrder has ranks that shuffle each in their own way: all get an error that says what to do.
+func TestOtherOrder(t *testing.T) {
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		shuffled := func() train.Dataset { return points(t, nil).BatchSize(batch, true).Shuffle() }
+		for name, part := range map[string]func(*gomlx.Parallel, train.Dataset) train.Dataset{"Split": (*gomlx.Parallel).Split, "Shard": (*gomlx.Parallel).Shard} {
+			p, err := gomlx.New(t.Context(), g, gomlx.Options{})
+			require.NoError(t, err)
+			store := model.NewStore()
+			trainer := train.NewTrainer(gobackend.GetBackend(), store, network, loss.SparseCategoricalCrossEntropyLogits,
+				p.Optimizer(optimizer.Adam().Done()), nil, nil)
+			_, err = p.NewLoop(trainer).RunSteps(part(p, shuffled()), 1)
+			require.ErrorContains(t, err, "rank 1 has read other batches than rank 0", name)
+			require.ErrorContains(t, err, "WithRand(p.Rand())", name)
+			same, err := p.Identical(store)
+			require.NoError(t, err)
+			require.True(t, same, "no rank has updated its model")
+			_, err = p.Eval(trainer, shuffled())
+			require.ErrorContains(t, err, "Eval: rank 1 has read other batches than rank 0", name)
+		}
+	})
+}
+
+// TestBatchNorm: the means of one process, also from parts that are not equal. Statistics of the whole dataset
+// are those of one process; of a part of it they are refused.
+func TestBatchNorm(t *testing.T) {
+	const mean, variance = "/batch_normalization/mean", "/batch_normalization/variance"
+	whole := func(trainer *train.Trainer) {
+		used, err := norm.UpdateBatchNormAverages(trainer, points(t, nil).BatchSize(50, false))
+		require.NoError(t, err)
+		require.True(t, used)
+	}
+	run := func(t *testing.T, g *pg.ProcessGroup, update func(*gomlx.Parallel, *train.Trainer)) map[string][]float32 {
+		var p *gomlx.Parallel
+		if g != nil {
+			var err error
+			p, err = gomlx.New(t.Context(), g, gomlx.Options{})
+			require.NoError(t, err)
+		}
+		store := model.NewStore()
+		var o optimizer.Interface = optimizer.StochasticGradientDescent().Done()
+		ds := points(t, rand.New(rand.NewSource(5))).BatchSize(21, true).Shuffle().Infinite(true)
+		var input train.Dataset = ds
+		if p != nil {
+			o, input = p.Optimizer(o), p.Split(ds)
+		}
+		trainer := train.NewTrainer(gobackend.GetBackend(), store, func(scope *model.Scope, x *graph.Node) *graph.Node {
+			return layers.Dense(scope.In("model"), norm.BatchNorm(scope, x, -1).UseBackendInference(false).Done(), true, classes)
+		}, loss.SparseCategoricalCrossEntropyLogits, o, nil, nil)
+		loop := train.NewLoop(trainer)
+		if p != nil {
+			loop = p.NewLoop(trainer)
+		}
+		loop.OnStep("statistics amid steps", 0, func(loop *train.Loop, _ []*tensors.Tensor) error {
+			if loop.LoopStep == 2 {
+				whole(trainer)
+			}
+			return nil
+		})
+		_, err := loop.RunSteps(input, 10)
+		require.NoError(t, err)
+		if update != nil {
+			update(p, trainer)
+		}
+		state := make(map[string][]float32)
+		for _, path := range []string{mean, variance} {
+			require.NoError(t, tensors.ConstFlatData(store.GetVariable(path).MustValue(), func(x []float32) { state[path] = slices.Clone(x) }))
+		}
+		if p != nil {
+			same, err := p.Identical(store)
+			require.NoError(t, err)
+			require.True(t, same)
+			if p.Rank() == 1 {
+				v := store.GetVariable(mean)
+				require.NoError(t, v.SetValue(tensors.FromFlatDataAndDimensions(make([]float32, features), features)))
+			}
+			same, err = p.Identical(store)
+			require.NoError(t, err)
+			require.False(t, same, "other statistics on rank 1")
+		}
+		return state
+	}
+	atEnd := func(_ *gomlx.Parallel, trainer *train.Trainer) { whole(trainer) }
+	trained, updated := run(t, nil, nil), run(t, nil, atEnd)
+	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
+		got := run(t, g, nil)
+		for i, want := range trained[mean] {
+			require.InDelta(t, want, got[mean][i], 1e-6)
+		}
+		require.NotEqual(t, trained[variance], got[variance], "each rank has those of its rows, as in PyTorch's DDP")
+		got = run(t, g, atEnd)
+		for path, want := range updated {
+			for i := range want {
+				require.InDelta(t, want[i], got[path][i], 1e-6, path)
+			}
+		}
+		run(t, g, func(p *gomlx.Parallel, trainer *train.Trainer) {
+			for _, ds := range []train.Dataset{
+				p.Split(points(t, nil).BatchSize(50, false)), p.Split(points(t, nil).BatchSize(examples, true)), p.Shard(points(t, nil).BatchSize(20, true)),
+			} {
+				_, err := norm.UpdateBatchNormAverages(trainer, ds)
+				require.ErrorContains(t, err, "gomlx: norm.UpdateBatchNormAverages got a dataset of Split or Shard")
+			}
+			whole(trainer)
+		})
+	})
 }
 
 // TestState averages what the model changes in a step besides its trained variables, as
@@ -389,12 +522,20 @@ func TestWrongUse(t *testing.T) {
 		require.ErrorContains(t, err, "OptimizeWithGradients")
 
 		// Gradients that the trainer accumulates.
-		require.ErrorContains(t, trainer.AccumulateGradients(2), "does not implement")
+		trainer = train.NewTrainer(gobackend.GetBackend(), model.NewStore(), network, loss.SparseCategoricalCrossEntropyLogits,
+			p.Optimizer(optimizer.Adam().Done()), nil, nil)
+		loop := p.NewLoop(trainer)
+		require.NoError(t, trainer.AccumulateGradients(2))
+		_, err = loop.RunSteps(p.Split(points(t, nil).BatchSize(batch, true)), 1)
+		require.ErrorContains(t, err, "gomlx: Trainer.AccumulateGradients does not work with several ranks")
+		require.PanicsWithError(t, "gomlx: Trainer.AccumulateGradients does not work with several ranks: use larger batches, of which each rank gets a part",
+			func() { p.NewLoop(trainer) })
 
-		// A batch with fewer rows than ranks.
-		for _, err := range p.Split(points(t, nil).BatchSize(1, true)).Iter() {
-			require.ErrorContains(t, err, "1 rows for 2 ranks")
-		}
+		// Fewer batches than ranks.
+		trainer = train.NewTrainer(gobackend.GetBackend(), model.NewStore(), network, loss.SparseCategoricalCrossEntropyLogits,
+			p.Optimizer(optimizer.Adam().Done()), nil, nil)
+		_, err = p.NewLoop(trainer).RunEpochs(p.Shard(points(t, nil).BatchSize(examples, true)), 1)
+		require.ErrorContains(t, err, "gomlx: Shard: the dataset has 1 batches for 2 ranks")
 	})
 }
 

@@ -213,7 +213,7 @@ func (p *Parallel) reduce(x *plan) error {
 			return err
 		}
 		if !same {
-			return fmt.Errorf("%w: in this step they train different variables; rank %d trains %s", ErrModelMismatch, p.Rank(), describe(x.variables))
+			return fmt.Errorf("%w in this step: %w", ErrModelMismatch, p.difference(x.variables))
 		}
 		params := make([]ddp.Param, len(x.variables))
 		for i, v := range x.variables {

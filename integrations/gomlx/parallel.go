@@ -302,7 +302,7 @@ func (p *Parallel) sync(store *model.Store, g *graph.Graph) error {
 		return err
 	}
 	if !same {
-		return fmt.Errorf("%w: variables, or their shapes or order, differ; rank %d has %s", ErrModelMismatch, p.Rank(), describe(fresh))
+		return fmt.Errorf("%w: %w", ErrModelMismatch, p.difference(fresh))
 	}
 	for _, v := range fresh {
 		value, err := v.Value()
@@ -350,17 +350,30 @@ func ofMetrics(v *model.Variable) bool { return strings.HasPrefix(v.Path(), "/"+
 // own reports whether a variable is one of this package.
 func own(v *model.Variable) bool { return strings.HasPrefix(v.Path(), "/"+Scope+"/") }
 
-// describe lists variables for an error.
-func describe(vs []*model.Variable) string {
-	const most = 5
-	var names []string
-	for _, v := range vs[:min(len(vs), most)] {
-		names = append(names, fmt.Sprint(v.Path(), " ", v.Shape()))
+// difference says where the ranks' lists of variables differ first. All ranks call it.
+func (p *Parallel) difference(vs []*model.Variable) error {
+	mine := make([]string, len(vs))
+	for i, v := range vs {
+		mine[i] = fmt.Sprint(v.Path(), " ", v.Shape())
 	}
-	if len(vs) > most {
-		names = append(names, fmt.Sprintf("and %d more", len(vs)-most))
+	all, err := pg.AllGatherObject(p.ctx, p.group, mine, pg.JSON[[]string]{})
+	if err != nil {
+		return err
 	}
-	return strings.Join(names, ", ")
+	at := func(list []string, i int) string {
+		if i < len(list) {
+			return list[i]
+		}
+		return "none"
+	}
+	for r, theirs := range all {
+		for i := range max(len(theirs), len(all[0])) {
+			if a, b := at(all[0], i), at(theirs, i); a != b {
+				return fmt.Errorf("variable %d of rank 0 is %s, and of rank %d %s", i, a, r, b)
+			}
+		}
+	}
+	return errors.New("the variables are the same now")
 }
 
 // part is a tensor whose elements are averaged, with this rank's weight.

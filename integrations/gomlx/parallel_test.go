@@ -499,6 +499,7 @@ func TestOtherModels(t *testing.T) {
 			p.Optimizer(optimizer.Adam().Done()), nil, nil)
 		_, err = p.NewLoop(trainer).RunSteps(p.Split(points(t, nil).BatchSize(batch, true)), 1)
 		require.ErrorIs(t, err, gomlx.ErrModelMismatch)
+		require.ErrorContains(t, err, fmt.Sprintf("of rank 0 is /model/dense/weights (Float32)[%d, %d], and of rank 1 /model/dense/weights (Float32)[%d, %d]", features, classes, 2*features, classes))
 	})
 }
 

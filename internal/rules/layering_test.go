@@ -39,6 +39,7 @@ var layers = []layer{
 	{"internal/copies", []string{"golang.org/x/sys/..."}},
 	{"internal/memfd", []string{"internal/openfiles", "golang.org/x/sys/..."}},
 	{"internal/freeport", nil},
+	{"internal/hole", nil},
 	{"internal/netns", nil},
 	{"internal/sockets", nil},
 	{"internal/credentials", nil},

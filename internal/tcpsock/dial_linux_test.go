@@ -1,0 +1,39 @@
+package tcpsock
+
+import (
+	"context"
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/hole"
+)
+
+// TestDialPastAHole: a minute is enough for an address that drops packets, in which net.Dialer would wait
+// half of it before the next address, and all of it after a refusal.
+func TestDialPastAHole(t *testing.T) {
+	for name, first := range map[string]bool{"listens": true, "refuses": false} {
+		t.Run(name, func(t *testing.T) {
+			port := hole.Open(t, first)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			begun := time.Now()
+			if first {
+				l, err := net.Listen("tcp", "127.0.0.1:"+port)
+				require.NoError(t, err)
+				defer l.Close()
+			}
+			c, err := Dial(ctx, "tcp", net.JoinHostPort(hole.Name, port))
+			if first {
+				require.NoError(t, err)
+				require.NoError(t, c.Close())
+			} else {
+				require.ErrorIs(t, err, syscall.ECONNREFUSED)
+			}
+			require.Less(t, time.Since(begun), 20*time.Second)
+		})
+	}
+}

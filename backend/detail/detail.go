@@ -27,6 +27,8 @@ type Backend struct {
 	dialect store.Dialect
 	store   store.Store // under the control group's prefix
 
+	checked  chan struct{} // by the first check
+	first    sync.Once
 	closed   chan struct{} // by Close
 	close    sync.Once
 	watching sync.WaitGroup
@@ -47,7 +49,7 @@ type Backend struct {
 // group must call New. If New succeeds, the wrapper owns both groups; otherwise the caller closes
 // inner.
 func New(ctx context.Context, inner backend.Backend, connect func(context.Context, backend.Options) (backend.Backend, error), o backend.Options) (*Backend, error) {
-	b := &Backend{Backend: inner, group: o.Group, dialect: o.Dialect, ours: make([]bool, o.Size), closed: make(chan struct{})}
+	b := &Backend{Backend: inner, group: o.Group, dialect: o.Dialect, ours: make([]bool, o.Size), checked: make(chan struct{}), closed: make(chan struct{})}
 	o.Group = "pg_wrapper:" + o.Group
 	o.Store = store.Prefix(o.Group, o.Store)
 	o.Checks = true
@@ -112,8 +114,14 @@ type failing interface {
 }
 
 // watch ends the control group when the group itself has failed: a rank that has done its part waits in the check
-// of the next operation. There it looks as if the others had not come.
+// of the next operation. There it looks as if the others had not come. It begins with the first check: Err may tell
+// the program, which has no group before New has returned.
 func (b *Backend) watch(f failing) {
+	select {
+	case <-b.checked:
+	case <-b.closed:
+		return
+	}
 	select {
 	case <-f.Failed():
 		if err := f.Err(); err != nil && !errors.Is(err, work.ErrClosed) {
@@ -216,6 +224,7 @@ func (b *Backend) run(ctx context.Context, c call, issue func(context.Context) (
 
 // check returns nil when all ranks' next collectives agree.
 func (b *Backend) check(ctx context.Context, c *call) error {
+	b.first.Do(func() { close(b.checked) })
 	timeout := c.timeout
 	info := work.Info{Op: c.op, Seq: b.Seq(), Group: b.group, Rank: b.Rank()}
 	own := c.fingerprint(false)

@@ -47,7 +47,7 @@ type due struct {
 	ctx      context.Context
 	timeout  time.Duration
 	turn     int       // if it is not 0, others know more: this rank blames nobody before latest
-	latest   time.Time // when it ends at the latest
+	latest   time.Time // when it ends at the latest; add sets it
 	blame    func(d *due, v verdict)
 }
 
@@ -104,6 +104,9 @@ func (q *inquiry) add(m transport.Mesh, d *due) {
 	if q.closed || q.due[d.work] != nil {
 		return
 	}
+	if d.latest.IsZero() {
+		d.latest = d.until.Add(grace(d.until.Sub(d.since), d.turn))
+	}
 	sooner := d.until.Before(q.first)
 	q.due[d.work] = d
 	switch {
@@ -159,8 +162,8 @@ func (q *inquiry) open() (all []*due) {
 // again while this process itself is late, or while more answers come in. It also asks again while data
 // move or ranks wait for each other. The second question is about the ranks that the first answers
 // have shown. By the third, the others know more of them. It asks long questions about a link that
-// seems slow. If it is not sure when an operation has to end, and this process has waited for a CPU for half
-// of the time, this rank is the slow one.
+// seems slow. If it is not sure of a silent rank or a link when an operation has to end, and this process has waited
+// for a CPU for half of the time, this rank is the slow one.
 func (q *inquiry) run() {
 	e := &evidence{self: q.mesh.Rank(), hosts: q.hosts, checks: q.checks, peer: -1}
 	begun, before := time.Now(), -1
@@ -193,7 +196,7 @@ func (q *inquiry) run() {
 			e.about(d)
 			v := e.judge()
 			late, end := kept >= pace/4, !now.Before(d.latest)
-			if took := now.Sub(begun); end && v.weak && late && waited >= took/2 {
+			if took := now.Sub(begun); end && v.weak && late && (silent > 0 || v.other >= 0) && waited >= took/2 {
 				v = verdict{rank: e.self, other: -1, why: fmt.Sprintf("rank %d is slow: it waited for a CPU for %.1f s of %.1f", e.self, waited.Seconds(), took.Seconds())}
 			}
 			enough := e.round >= leastRounds && !v.weak && !late && silent == before

@@ -59,7 +59,6 @@ func (s *session) dueOf(m transport.Mesh, o *called, peer int, since time.Time) 
 // ask makes this rank ask the others why an operation runs out of time. The group ends soon after the end of that
 // time, unless the operation ends before.
 func (s *session) ask(d *due) {
-	d.latest = d.until.Add(grace(d.until.Sub(d.since), d.turn))
 	i := max(0, slices.Index(s.meshes, d.mesh))
 	s.inquiries[i].add(s.meshes[i], d)
 }

@@ -43,7 +43,7 @@
 //     HELLO has version 2.
 //   - PING asks how many operations the peer has issued and completed, and about its
 //     connections with other ranks.
-//   - PONG answers. LINKS go before it, to peers whose HELLO has version 3: what the rank
+//   - PONG answers. LINKS go before it, to peers whose HELLO has version 4: what the rank
 //     knows of its connections with ranks that it waits for.
 //   - A PING of round 0 asks nothing, and no rank answers it. 32 KiB of them before a PING make
 //     a long question, which a slow network answers late. One before a PING makes the peer ask

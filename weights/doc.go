@@ -29,8 +29,8 @@
 //     and values, any other as a whole.
 //   - A trainer that dies in an update, or sends wrong bytes, leaves the receiver's version as it was.
 //     The first update of a connection has all elements.
-//   - A receiver that comes late is sent the current version alone. An update waits for at most one
-//     bucket of this, and then includes the receiver.
+//   - A receiver that comes late is sent the current version alone. Updates wait for it, and Report counts it, once
+//     it has acknowledged a version or taken 64 MiB. So whoever says hello and never reads delays no update.
 //   - A receiver that takes no bucket for PublisherOptions.Timeout is dropped. Report.Dropped says why. An
 //     update waits no longer than this for a receiver that stalls. A slow one that goes on slows the update down:
 //     the context of Publish bounds that.
@@ -40,7 +40,7 @@
 // # Memory
 //
 // A publisher keeps one copy of the parameters beside the trainer's own, and the last delta of each
-// bucket. A receiver has one copy, and two from the second version on. It also remembers the last delta of each bucket, with
+// bucket. Receivers that have just come share a copy of 4 MiB, or of one bucket. A receiver has one copy, and two from the second version on. It also remembers the last delta of each bucket, with
 // at most an eighth of a copy. Once it has acknowledged an update, it brings the older copy up to date with these deltas.
 // Up to 4 goroutines check what
 // came and apply deltas, while another reads. A receiver lets other goroutines run after every 256 KiB.

@@ -1,6 +1,7 @@
 package weights
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -28,6 +29,13 @@ const (
 // queued is how many buckets wait for a receiver's connection before the update waits for them.
 const queued = 4
 
+// A newcomer is admitted once it has acknowledged a version, or taken proof bytes: more than the kernels' buffers hold, so
+// somebody reads. Until then it gets copies of batch bytes (at least a bucket), and nobody waits for it.
+const (
+	proof = 64 << 20
+	batch = 4 << 20
+)
+
 // PublisherOptions are options of Listen.
 type PublisherOptions struct {
 	// Bucket is the number of bytes that are sent at once, a multiple of 64 from 1 KiB to 256 MiB; 0 means
@@ -35,7 +43,8 @@ type PublisherOptions struct {
 	Bucket int
 	// Timeout is the longest time in which a receiver takes no bucket, the longest time until it
 	// acknowledges an update, and the longest time of its joining; 0 means DefaultTimeout. A receiver
-	// that takes longer is dropped. An update waits at most this long for a receiver that stalls.
+	// that takes longer is dropped. An update waits at most this long for a receiver that stalls, and not at all
+	// for one that has connected since the last version and has not taken that.
 	Timeout time.Duration
 	// Full sends all elements in every update. The publisher then compares nothing.
 	Full bool
@@ -80,6 +89,7 @@ type Publisher struct {
 	version uint64   // 0 if base has no version
 	last    uint64   // the greatest version so far
 	deltas  []delta  // of each bucket, kept for their memory
+	copied  *copied  // the last copy for newcomers; nil since an update began
 
 	list      sync.Mutex // the fields below
 	receivers map[*peer]struct{}
@@ -90,6 +100,13 @@ type Publisher struct {
 
 type delta struct{ payload, values []byte }
 
+// copied has the frames of a version's buckets from a first one on, in memory of their own. Newcomers share it.
+type copied struct {
+	version uint64
+	from    int
+	frames  []encoded
+}
+
 // peer is a receiver, as the publisher sees it.
 type peer struct {
 	name string
@@ -97,6 +114,8 @@ type peer struct {
 	conn net.Conn      // raw, or TLS on it
 	acks chan uint64   // versions that it uses
 	gone chan struct{} // closed when it is dropped
+
+	admitted bool // updates wait for it; under Publisher.list
 
 	// Whoever has the turn uses these.
 	layout *layout // that it was told
@@ -181,8 +200,6 @@ func (p *Publisher) join(raw net.Conn) {
 		return
 	}
 	p.receivers[r] = struct{}{}
-	close(p.came)
-	p.came = make(chan struct{})
 	p.tasks.Go(func() { p.catchUp(r) })
 	p.list.Unlock()
 	p.drop(r, r.readAcks())
@@ -215,50 +232,127 @@ func (r *peer) readAcks() error {
 	}
 }
 
+// admit makes updates wait for a receiver.
+func (p *Publisher) admit(r *peer) {
+	p.list.Lock()
+	defer p.list.Unlock()
+	r.admitted = true
+	if !p.closed {
+		close(p.came)
+		p.came = make(chan struct{})
+	}
+}
+
+// takeTurn waits for the turn of a receiver that is catching up. It returns false if the receiver is gone.
+func (p *Publisher) takeTurn(r *peer) bool {
+	select {
+	case p.late <- struct{}{}:
+	case <-r.gone:
+		return false
+	}
+	select {
+	case p.turn <- struct{}{}:
+		return true
+	case <-r.gone:
+		<-p.late
+		return false
+	}
+}
+
+func (p *Publisher) leaveTurn() {
+	<-p.turn
+	<-p.late
+}
+
 // catchUp sends the current version to a receiver that came late, and leaves the turn to others
-// between buckets. An update that comes in between begins the receiver anew.
+// between buckets. An update that comes in between begins the receiver anew. To a newcomer it sends
+// without the turn.
 func (p *Publisher) catchUp(r *peer) {
 	var v uint64
 	var digest uint32
-	for i := 0; ; i++ {
-		select {
-		case p.late <- struct{}{}:
-		case <-r.gone:
+	var taken int
+	admitted := false
+	for i := 0; p.takeTurn(r); {
+		if !admitted && p.version == 0 { // the next update is its first
+			p.admit(r)
+			p.leaveTurn()
 			return
 		}
-		select {
-		case p.turn <- struct{}{}:
-		case <-r.gone:
-			<-p.late
+		if i == 0 || !admitted && p.version != v {
+			i, v, digest = 0, p.version, 0
+		}
+		if v == 0 || p.version != v || r.has == v {
+			p.leaveTurn()
 			return
 		}
+		var begin []byte
 		if i == 0 {
-			v = p.version
+			begin = append(p.introduce(r), startFrame(v, 0)...)
 		}
-		more := v != 0 && p.version == v && r.has == 0
+		some := []encoded(nil)
+		if !admitted {
+			some = p.copies(i)
+		} else if i < len(p.layout.buckets) {
+			some = []encoded{p.full(i)}
+		}
+		i += len(some)
+		last := i == len(p.layout.buckets)
+		if last {
+			r.has = v // nobody else asks before it is admitted
+		}
+		if !admitted {
+			p.leaveTurn()
+		}
 		var err error
-		if more {
-			if i == 0 {
-				err = p.write(r, append(p.introduce(r), startFrame(v, 0)...))
-			}
-			if err == nil && i == len(p.layout.buckets) {
-				err = p.write(r, finishFrame(v, digest))
-				r.has, more = v, false
-			} else if err == nil {
-				f := p.full(i)
-				digest = chain(digest, f.crc)
-				err = p.send(r, f)
-			}
+		if len(begin) > 0 {
+			err = p.write(r, begin)
 		}
-		<-p.turn
-		<-p.late
+		for _, e := range some {
+			if err == nil {
+				err = p.send(r, e)
+			}
+			digest = chain(digest, e.crc)
+			taken += int(e.length)
+		}
+		if err == nil && last {
+			err = p.write(r, finishFrame(v, digest))
+		}
+		switch {
+		case admitted:
+			p.leaveTurn()
+		case err == nil && last:
+			err = p.awaitAck(context.Background(), r, v)
+		}
 		if err != nil {
 			p.drop(r, err)
-		}
-		if err != nil || !more {
 			return
 		}
+		if !admitted && (last || taken >= proof) {
+			p.admit(r)
+			admitted = true
+		}
+		if last { // there may be a newer version
+			i = 0
+		}
 	}
+}
+
+// copies returns the frames of buckets from i on, up to batch bytes, in memory that updates do not change.
+func (p *Publisher) copies(i int) []encoded {
+	if c := p.copied; c != nil && c.version == p.version && c.from == i {
+		return c.frames
+	}
+	c := &copied{version: p.version, from: i}
+	for size := 0; i < len(p.layout.buckets); i++ {
+		e := p.full(i)
+		if size += int(e.length); size > batch && len(c.frames) > 0 {
+			break
+		}
+		e.payload = bytes.Clone(e.payload)
+		c.frames = append(c.frames, e)
+	}
+	p.copied = c
+	return c.frames
 }
 
 // introduce returns the layout's frame if r does not know the layout.
@@ -388,6 +482,7 @@ func (p *Publisher) Publish(ctx context.Context, version uint64, params []Named)
 		p.layout, p.text, p.base, p.deltas = l, frame(kindInit, text), l.memory(), make([]delta, len(l.buckets))
 		p.version = 0
 	}
+	p.copied = nil
 	base := p.version
 	relative := base != 0 && !p.options.Full
 	p.last, p.version = version, 0
@@ -470,12 +565,15 @@ func layoutOf(params []Named, bucket int) (*layout, [][]byte, error) {
 	return l, memory, l.plan(math.MaxInt64)
 }
 
-// feeds returns a feed for each receiver. It reports whether some get all elements in an update that is
+// feeds returns a feed for each receiver that has been admitted. It reports whether some get all elements in an update that is
 // relative for the others, and whether the publisher is closed.
 func (p *Publisher) feeds(base uint64, relative bool) (all []*feed, others, closed bool) {
 	p.list.Lock()
 	defer p.list.Unlock()
 	for r := range p.receivers {
+		if !r.admitted {
+			continue
+		}
 		f := &feed{peer: r, relative: relative && r.has == base && r.layout == p.layout, queue: make(chan encoded, queued)}
 		f.begin = p.introduce(r)
 		r.has = p.last
@@ -504,15 +602,22 @@ func (p *Publisher) feed(ctx context.Context, f *feed, version, base uint64) err
 	if err := p.write(f.peer, finishFrame(version, f.digest)); err != nil {
 		return err
 	}
+	err := p.awaitAck(ctx, f.peer, version)
+	f.used = err == nil
+	return err
+}
+
+// awaitAck waits until a receiver uses a version.
+func (p *Publisher) awaitAck(ctx context.Context, r *peer, version uint64) error {
 	timer := time.NewTimer(p.options.Timeout)
 	defer timer.Stop()
 	for {
 		select {
-		case v := <-f.acks:
-			if f.used = v == version; f.used {
+		case v := <-r.acks:
+			if v == version {
 				return nil
 			}
-		case <-f.gone:
+		case <-r.gone:
 			return io.ErrUnexpectedEOF // its reader has said why
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -540,11 +645,17 @@ func (p *Publisher) drop(r *peer, err error) {
 	p.dropped = p.dropped[max(0, len(p.dropped)-1000):]
 }
 
-// Await waits until n receivers are connected. They may not have a version yet.
+// Await waits until n receivers are connected, for which the next Publish waits. If there is a version, they have it, or
+// have taken 64 MiB of it.
 func (p *Publisher) Await(ctx context.Context, n int) error {
 	for {
 		p.list.Lock()
-		have, came, closed := len(p.receivers), p.came, p.closed
+		have, came, closed := 0, p.came, p.closed
+		for r := range p.receivers {
+			if r.admitted {
+				have++
+			}
+		}
 		p.list.Unlock()
 		switch {
 		case closed:

@@ -97,12 +97,15 @@ func TestVersions(t *testing.T) {
 	require.False(t, ok)
 	params := model(t, 1)
 	random := rand.New(rand.NewPCG(2, 2))
+	lates := 0
 	for version := uint64(1); version < 40; version++ {
 		var receivers []*Receiver
 		if version == 5 || version == 30 {
 			late := dial(t, p.Addr(), ReceiverOptions{Name: "late"})
 			require.NoError(t, late.Await(within(t), version-1))
 			requireVersion(t, late, version-1, params)
+			lates++
+			require.NoError(t, p.Await(within(t), 1+lates), "its acknowledgement has come")
 			receivers = append(receivers, late)
 		}
 		if version == 20 { // another layout
@@ -221,8 +224,59 @@ func TestStalledReceiver(t *testing.T) {
 	require.Panics(t, v.Release)
 }
 
-// TestStalledLateReceivers: an update waits for one of them, not for one after the other.
-func TestStalledLateReceivers(t *testing.T) {
+// strange connects strangers that say hello and never read.
+func strange(t *testing.T, p *Publisher, count int) {
+	t.Helper()
+	connected := func() int {
+		p.list.Lock()
+		defer p.list.Unlock()
+		return len(p.receivers)
+	}
+	before := connected()
+	for range count {
+		stranger, err := net.Dial("tcp", p.Addr())
+		require.NoError(t, err)
+		t.Cleanup(func() { stranger.Close() })
+		_, err = stranger.Write(header{kind: kindHello, count: protocol}.withPayload(nil))
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool { return connected() == before+count }, patience, time.Millisecond)
+}
+
+// TestStrangersDelayNoUpdate: no update waits for what says hello and then never reads.
+func TestStrangersDelayNoUpdate(t *testing.T) {
+	for name, size := range map[string]int{"in the kernel's buffers": 1000, "more than those": 64 << 20} {
+		t.Run(name, func(t *testing.T) {
+			p := listen(t, PublisherOptions{Timeout: 10 * patience})
+			r := dial(t, p.Addr(), ReceiverOptions{})
+			require.NoError(t, p.Await(within(t), 1))
+			x, err := tensor.New(tensor.Uint8, size)
+			require.NoError(t, err)
+			params := []Named{{"x", x}}
+			for version := uint64(1); version < 4; version++ {
+				report, err := p.Publish(within(t), version, params)
+				require.NoError(t, err)
+				require.Equal(t, 1, report.Receivers)
+				require.Empty(t, report.Dropped)
+				requireVersion(t, r, version, params)
+				strange(t, p, 4)
+			}
+			require.Error(t, p.Await(canceled(), 2), "they do not count")
+			late := dial(t, p.Addr(), ReceiverOptions{})
+			require.NoError(t, late.Await(within(t), 3))
+			requireVersion(t, late, 3, params)
+		})
+	}
+}
+
+func canceled() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+// TestStrangersAreDropped: newcomers that take nothing are dropped after the timeout.
+func TestStrangersAreDropped(t *testing.T) {
 	const count = 12
 	p := listen(t, PublisherOptions{Timeout: time.Second})
 	big, err := tensor.New(tensor.Uint8, 64<<20)
@@ -230,35 +284,48 @@ func TestStalledLateReceivers(t *testing.T) {
 	params := []Named{{"big", big}}
 	_, err = p.Publish(within(t), 1, params)
 	require.NoError(t, err)
-	for range count {
-		stalled, err := net.Dial("tcp", p.Addr())
+	strange(t, p, count)
+	dropped := 0
+	for version := uint64(2); dropped < count; version++ {
+		report, err := p.Publish(within(t), version, params)
 		require.NoError(t, err)
-		defer stalled.Close()
-		_, err = stalled.Write(header{kind: kindHello, count: protocol}.withPayload(nil))
-		require.NoError(t, err)
+		for _, d := range report.Dropped {
+			require.ErrorContains(t, d.Err, "it took no data for 1s")
+		}
+		dropped += len(report.Dropped)
 	}
-	require.NoError(t, p.Await(within(t), count))
-	time.Sleep(200 * time.Millisecond) // one of them has the turn, and the others wait for it
-	begun := time.Now()
-	report, err := p.Publish(within(t), 2, params)
+}
+
+// TestNewcomerAmongUpdates: a receiver gets a version although a new one comes before it has taken the last.
+func TestNewcomerAmongUpdates(t *testing.T) {
+	p := listen(t, PublisherOptions{Full: true})
+	x, err := tensor.New(tensor.Uint8, 3*batch)
 	require.NoError(t, err)
-	require.Less(t, time.Since(begun), count/2*time.Second)
-	require.Len(t, report.Dropped, count)
+	params := []Named{{"x", x}}
+	_, err = p.Publish(within(t), 1, params)
+	require.NoError(t, err)
+	r := dial(t, p.Addr(), ReceiverOptions{})
+	end := time.Now().Add(time.Minute)
+	for version := uint64(2); r.Status().Version == 0; version++ {
+		_, err := p.Publish(within(t), version, params)
+		require.NoError(t, err)
+		require.True(t, time.Now().Before(end), "no version")
+	}
 }
 
 func TestCancelledPublish(t *testing.T) {
 	p := listen(t, PublisherOptions{})
 	r := dial(t, p.Addr(), ReceiverOptions{})
-	require.NoError(t, p.Await(within(t), 1))
 	params := model(t, 1)
-	_, err := p.Publish(within(t), 1, params)
-	require.NoError(t, err)
 	silent, err := net.Dial("tcp", p.Addr())
 	require.NoError(t, err)
 	defer silent.Close()
-	_, err = silent.Write(header{kind: kindHello, count: protocol}.withPayload(nil))
+	_, err = silent.Write(append(header{kind: kindHello, count: protocol}.withPayload(nil), frame(kindAck, binary.LittleEndian.AppendUint64(nil, 1))...))
 	require.NoError(t, err)
 	require.NoError(t, p.Await(within(t), 2))
+	report, err := p.Publish(within(t), 1, params)
+	require.NoError(t, err)
+	require.Equal(t, 2, report.Receivers)
 	why := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(within(t))
 	time.AfterFunc(50*time.Millisecond, func() { cancel(why) })

@@ -174,8 +174,8 @@ type Options struct {
 	// DefaultTimeout.
 	Timeout time.Duration
 
-	Group       string // the group's name
-	GlobalRanks []int  // rank i of the group is this rank of the default group; nil: the same
+	Group string      // the group's name
+	Names *work.Names // what its errors and log lines call it and its ranks; may be nil; must not change
 
 	// Device is the first device type that the backend serves in this group.
 	Device tensor.DeviceType

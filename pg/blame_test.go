@@ -37,7 +37,7 @@ func TestBlame(t *testing.T) {
 					b, err := launch.ReadBlame(path)
 					require.NoError(t, err)
 					require.Equal(t, []int{1, 3}, []int{b.Rank, b.Peer})
-					require.Contains(t, b.Message, "rank 1 left the group")
+					require.Contains(t, b.Message, "rank 1 (global rank 3) left the group")
 				}
 			})
 		}

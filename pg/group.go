@@ -22,6 +22,7 @@ import (
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/trace"
+	"github.com/c10d-go/c10d/work"
 )
 
 // world is what the groups of one New share: the job's store and the counter that names groups.
@@ -138,9 +139,20 @@ func (w *world) newGroup(ctx context.Context, s groupSpec) (*ProcessGroup, error
 		return g, err
 	})
 	if err != nil {
-		w.options.failed(s.name, slices.Index(s.ranks, w.rank), len(s.ranks), err)
+		w.options.failed(s.name, slices.Index(s.ranks, w.rank), len(s.ranks), w.names(s), err)
 	}
 	return g, err
+}
+
+// names are what errors and log lines call a group and its ranks.
+func (w *world) names(s groupSpec) *work.Names {
+	switch {
+	case w.root != nil:
+		return &work.Names{Description: s.desc, GlobalRanks: slices.Clone(s.ranks)}
+	case s.desc != "":
+		return &work.Names{Description: s.desc}
+	}
+	return nil
 }
 
 // whileOpen calls f, and Close of the default group waits until it returns: f may have to tell other ranks through
@@ -176,7 +188,7 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*
 	g := &epoch{
 		world: w, name: s.name, key: s.key, within: within, ranks: s.ranks, size: len(s.ranks),
 		rank: slices.Index(s.ranks, w.rank), timeout: s.timeout, store: st, devices: devices,
-		backends: make(map[tensor.DeviceType]backend.Backend), split: s.split,
+		backends: make(map[tensor.DeviceType]backend.Backend), split: s.split, names: w.names(s),
 	}
 	if n != nil {
 		g.meeting = n
@@ -234,7 +246,7 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*
 	}
 	handle.current.Store(g)
 	if l := w.options.Logger; l != nil && g.rank >= 0 {
-		l.Info("process group ready", "group", g.name, "rank", g.rank, "size", g.size, "devices", fmt.Sprint(devices))
+		g.names.Logger(l, g.name, g.rank).Info("process group ready", "size", g.size, "devices", fmt.Sprint(devices))
 	}
 	return handle, nil
 }
@@ -248,7 +260,7 @@ func (g *epoch) connect(ctx context.Context, v1 bool) error {
 			made.Abort(err)
 			made.Close()
 		}
-		return fmt.Errorf("pg: group %q, rank %d of %d: %w", g.name, g.rank, g.size, err)
+		return &connectError{fmt.Sprintf("pg: %s, %s of %d: %s", g.names.Group(g.name), g.names.Rank(g.rank), g.size, g.names.Say(g.name, err.Error())), err}
 	}
 	for _, d := range g.devices {
 		if b, ok := byName[d.Backend]; ok {
@@ -265,7 +277,7 @@ func (g *epoch) connect(ctx context.Context, v1 bool) error {
 		}
 		b, err := r.New(ctx, backend.Options{
 			Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
-			GlobalRanks: slices.Clone(g.ranks), Device: d.Device, Dialect: g.world.options.Dialect, TLS: g.world.tls,
+			Names: g.names, Device: d.Device, Dialect: g.world.options.Dialect, TLS: g.world.tls,
 			Specific: g.world.options.specific(d.Backend), Failed: g.noteFailure(),
 			Logger: g.world.options.Logger, LastSeen: g.lastSeen, Meeting: g.meeting,
 		})
@@ -287,6 +299,15 @@ func (g *epoch) connect(ctx context.Context, v1 bool) error {
 	return nil
 }
 
+// connectError is why a group could not be connected, with the names of its ranks.
+type connectError struct {
+	text string
+	err  error
+}
+
+func (e *connectError) Error() string { return e.text }
+func (e *connectError) Unwrap() error { return e.err }
+
 // controlBackend runs the control groups of package detail, whatever they
 // watch over, as in PyTorch.
 const controlBackend = "gloo"
@@ -302,7 +323,7 @@ func (g *epoch) checked(ctx context.Context, inner backend.Backend, d tensor.Dev
 	}
 	return detail.New(ctx, inner, r.New, backend.Options{
 		Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
-		GlobalRanks: slices.Clone(g.ranks), Device: d, Dialect: g.world.options.Dialect, TLS: g.world.tls,
+		Names: g.names, Device: d, Dialect: g.world.options.Dialect, TLS: g.world.tls,
 		Specific: g.world.options.specific(controlBackend), Failed: g.noteFailure(),
 		Logger: g.world.options.Logger, LastSeen: g.lastSeen, Meeting: g.meeting,
 	})
@@ -335,7 +356,7 @@ func (w *world) finishV1(ctx context.Context, g *epoch, s groupSpec) error {
 			}
 		}
 		if ctx.Err() != nil && n < int64(w.size) {
-			return fmt.Errorf("pg: store barrier of group %q: %d of %d ranks came: %w", s.name, n, w.size, ctx.Err())
+			return fmt.Errorf("pg: store barrier of %s: %d of %d ranks came: %w", g.names.Group(s.name), n, w.size, ctx.Err())
 		}
 	}
 	if err == nil && g.rank > 0 {
@@ -380,7 +401,7 @@ func (w *world) initBarrier(ctx context.Context, g *epoch, s groupSpec) error {
 		if now, err := st.Add(ctx, key, 0); err == nil {
 			n = now
 		}
-		return fmt.Errorf("pg: store barrier of group %q: %d of %d ranks came: %w", s.name, n, count, err)
+		return fmt.Errorf("pg: store barrier of %s: %d of %d ranks came: %w", g.names.Group(s.name), n, count, err)
 	}
 	return nil
 }
@@ -400,7 +421,7 @@ const lastWorker = ":last_worker"
 type GroupOptions struct {
 	Backend     string        // empty: the default group's
 	Timeout     time.Duration // 0 or less: the default group's
-	Description string
+	Description string        // free text that errors and logs show
 
 	// Local: only the members call, as with c10d's use_local_synchronization. The name is then a
 	// hash of the ranks and of the number of groups that each member is in already. As in c10d,

@@ -209,7 +209,7 @@ func initGroup(ctx context.Context, o InitOptions, m *meeting) (*ProcessGroup, e
 	st, err := m.open(ctx, o)
 	if err != nil {
 		err = m.orTwice(ctx, o, err)
-		o.failed(cmp.Or(o.Name, "0"), m.env.Rank, m.env.Size, err)
+		o.failed(cmp.Or(o.Name, "0"), m.env.Rank, m.env.Size, nil, err)
 		return nil, err
 	}
 	from := origin{job: m.job, attempt: m.env.RestartCount, tls: o.TLS, hosted: -1}

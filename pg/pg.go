@@ -161,6 +161,7 @@ type epoch struct {
 	rank     int
 	size     int
 	ranks    []int // the members' ranks in the default group, by group rank
+	names    *work.Names
 	timeout  time.Duration
 	store    store.Store // under the group's prefix
 	devices  []backend.DeviceBackend
@@ -214,7 +215,7 @@ func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, fr
 	keys, run, known, n, err := findRun(ctx, stop, st, &o, rank, size, from)
 	if err != nil {
 		err = from.sayHost(st, rank, err)
-		o.failed(o.Name, rank, size, err)
+		o.failed(o.Name, rank, size, nil, err)
 		return nil, err
 	}
 	w := &world{
@@ -459,7 +460,7 @@ func (g *epoch) own(cause error) error {
 		return &foreign{cause}
 	}
 	here := *e
-	here.Group, here.Rank, here.Peer = g.name, g.rank, slices.Index(g.ranks, there.ranks[e.Peer])
+	here.Group, here.Names, here.Rank, here.Peer = g.name, g.names, g.rank, slices.Index(g.ranks, there.ranks[e.Peer])
 	here.Err = &translated{cause, e.Err}
 	return &here
 }

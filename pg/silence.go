@@ -13,12 +13,13 @@ import (
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
+	"github.com/c10d-go/c10d/work"
 )
 
 // failed logs that a group could not be made, if there is a Logger.
-func (o *Options) failed(group string, rank, size int, err error) {
+func (o *Options) failed(group string, rank, size int, names *work.Names, err error) {
 	if o.Logger != nil {
-		o.Logger.Error("c10d: process group failed", "group", group, "rank", rank, "size", size, "err", err)
+		names.Logger(o.Logger, group, rank).Error("c10d: process group failed", "size", size, "err", err)
 	}
 }
 
@@ -26,11 +27,7 @@ func (o *Options) failed(group string, rank, size int, err error) {
 func (g *epoch) lastSeen(ctx context.Context, rank int) (what string, waits bool) {
 	w := g.world
 	if w.root != nil {
-		global := ""
-		if g.ranks[rank] != rank {
-			global = fmt.Sprintf("rank %d of the default group; ", g.ranks[rank])
-		}
-		return global + "it has not made this group: all ranks have to make the same groups in the same order", false
+		return "it has not made this group: all ranks have to make the same groups in the same order", false
 	}
 	if w.seen == nil {
 		return "", false
@@ -184,7 +181,7 @@ func (g *epoch) barrierReport(came func(ctx context.Context) (int64, error), of 
 		if err != nil || n >= of {
 			return "", nil
 		}
-		return "waiting in the store barrier of group " + strconv.Quote(g.name) + ": " + strconv.FormatInt(n, 10) + " of " +
+		return "waiting in the store barrier of " + g.names.Group(g.name) + ": " + strconv.FormatInt(n, 10) + " of " +
 			strconv.FormatInt(of, 10) + " ranks have come", []slog.Attr{slog.Int("rank", g.world.rank)}
 	}
 }

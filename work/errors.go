@@ -62,7 +62,8 @@ func (timeoutError) Timeout() bool   { return true }
 func (timeoutError) Temporary() bool { return true }
 
 // Error describes a failed operation: the operation, the group and rank, the rank at fault, and
-// the cause. errors.Is finds the sentinels of this package in it.
+// the cause. errors.Is finds the sentinels of this package in it. Its text also has the ranks' numbers in the default
+// group, if Names has them.
 type Error struct {
 	Info
 	Peer int // the rank, within the group, that caused the failure; -1 if none or not known
@@ -70,11 +71,11 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	s := fmt.Sprintf("work: %v seq %d on rank %d", e.Op, e.Seq, e.Rank)
+	s := fmt.Sprintf("work: %v seq %d on %s", e.Op, e.Seq, e.Names.Rank(e.Rank))
 	if e.Group != "" {
-		s += fmt.Sprintf(" of group %q", e.Group)
+		s += " of " + e.Names.Group(e.Group)
 	}
-	return s + ": " + e.Err.Error()
+	return s + ": " + e.Names.said(e.Group, e.Err)
 }
 
 // Unwrap returns the cause.

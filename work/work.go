@@ -17,6 +17,7 @@ type Info struct {
 	Seq   uint64 // the operation's number in its group, counted from 0; it has 56 bits
 	Group string // the group's name
 	Rank  int    // the rank that issued it
+	Names *Names // may be nil
 }
 
 // Stream is a queue of device commands. The backend of the device knows the concrete type.
@@ -28,6 +29,12 @@ type Stream interface {
 type Issuer struct {
 	Group string // the group's name
 	Rank  int
+	Names *Names // may be nil; must not change
+}
+
+// Info describes an operation of the rank.
+func (i *Issuer) Info(op OpType, seq uint64) Info {
+	return Info{Op: op, Seq: seq, Group: i.Group, Rank: i.Rank, Names: i.Names}
 }
 
 // Work is the future of one operation. All methods may be called from many
@@ -303,11 +310,10 @@ func (w *Work) Began() time.Duration {
 
 // Info returns the operation's description.
 func (w *Work) Info() Info {
-	i := Info{Op: OpType(w.issued), Seq: w.seq()}
 	if m := w.issuer; m != nil {
-		i.Group, i.Rank = m.Group, m.Rank
+		return m.Info(OpType(w.issued), w.seq())
 	}
-	return i
+	return Info{Op: OpType(w.issued), Seq: w.seq()}
 }
 
 func (w *Work) seq() uint64 { return w.issued >> opBits }
@@ -386,7 +392,7 @@ type Promise struct{ w Work }
 // NewPromise returns the promise of an operation that has just been issued.
 func NewPromise(info Info) *Promise {
 	p := new(Promise)
-	p.Init(&Issuer{info.Group, info.Rank}, info.Op, info.Seq)
+	p.Init(&Issuer{info.Group, info.Rank, info.Names}, info.Op, info.Seq)
 	return p
 }
 

@@ -118,7 +118,7 @@ func (b *Backend) inside(ctx context.Context, o backend.Options, l *cluster.Layo
 	inner.Device, inner.Specific = tensor.CPU, b.options.CPUOptions
 	inner.Rank, inner.Size = l.Place(b.g.Rank), len(members)
 	inner.Group = fmt.Sprintf("%s%s/inside %d", o.Group, group.CPUGroup, number)
-	inner.GlobalRanks, inner.Failed = nil, nil
+	inner.Names, inner.Failed = o.Names.Of(members), nil
 	if o.Store != nil {
 		inner.Store = store.Prefix(fmt.Sprint("inside/", number), o.Store)
 	}

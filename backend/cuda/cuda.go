@@ -251,7 +251,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		o.Timeout = backend.DefaultTimeout
 	}
 	g, err := group.New(group.Config{
-		Rank: o.Rank, Size: o.Size, Group: o.Group, Timeout: o.Timeout, Driver: own.Driver, Missing: missing, Chunk: own.Chunk, Slots: own.Slots,
+		Rank: o.Rank, Size: o.Size, Group: o.Group, Names: o.Names, Timeout: o.Timeout, Driver: own.Driver, Missing: missing, Chunk: own.Chunk, Slots: own.Slots,
 		SharedSlots: cmp.Or(slots, hostshm.Slots(o.Size, own.Chunk, group.DefaultSlots)), Pinned: own.Pinned, Scratch: own.Scratch, Limits: own.unshared(),
 	})
 	if err != nil {

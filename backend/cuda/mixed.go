@@ -207,7 +207,7 @@ func (b *Backend) mixBegun(ctx context.Context, op work.OpType, written, result 
 	}
 	p := &mixedWork{inner: w}
 	info := w.Info()
-	p.Init(&work.Issuer{Group: info.Group, Rank: info.Rank}, info.Op, info.Seq)
+	p.Init(&work.Issuer{Group: info.Group, Rank: info.Rank, Names: info.Names}, info.Op, info.Seq)
 	p.RunBy(p)
 	if r, err := w.SourceRank(); err == nil {
 		p.SetSource(r)

@@ -23,7 +23,7 @@ type Backend struct {
 	backend.Backend // the one that does the work
 	control         backend.Backend
 
-	group   string
+	issuer  work.Issuer
 	dialect store.Dialect
 	store   store.Store // under the control group's prefix
 
@@ -49,7 +49,7 @@ type Backend struct {
 // group must call New. If New succeeds, the wrapper owns both groups; otherwise the caller closes
 // inner.
 func New(ctx context.Context, inner backend.Backend, connect func(context.Context, backend.Options) (backend.Backend, error), o backend.Options) (*Backend, error) {
-	b := &Backend{Backend: inner, group: o.Group, dialect: o.Dialect, ours: make([]bool, o.Size), checked: make(chan struct{}), closed: make(chan struct{})}
+	b := &Backend{Backend: inner, issuer: work.Issuer{Group: o.Group, Rank: o.Rank, Names: o.Names}, dialect: o.Dialect, ours: make([]bool, o.Size), checked: make(chan struct{}), closed: make(chan struct{})}
 	o.Group = "pg_wrapper:" + o.Group
 	o.Store = store.Prefix(o.Group, o.Store)
 	o.Checks = true
@@ -226,7 +226,7 @@ func (b *Backend) run(ctx context.Context, c call, issue func(context.Context) (
 func (b *Backend) check(ctx context.Context, c *call) error {
 	b.first.Do(func() { close(b.checked) })
 	timeout := c.timeout
-	info := work.Info{Op: c.op, Seq: b.Seq(), Group: b.group, Rank: b.Rank()}
+	info := b.issuer.Info(c.op, b.Seq())
 	own := c.fingerprint(false)
 	if err := ctx.Err(); err != nil {
 		_ = b.control.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{}) // is not started; see Revoke

@@ -29,9 +29,9 @@ func (e *MismatchError) Peer() int { return e.Others[0].Ranks[0] }
 
 func (e *MismatchError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "detail: %v: rank %d", work.ErrMismatch, e.Rank)
+	fmt.Fprintf(&b, "detail: %v: %s", work.ErrMismatch, e.Names.Rank(e.Rank))
 	if e.Group != "" {
-		fmt.Fprintf(&b, " of group %q", e.Group)
+		b.WriteString(" of " + e.Names.Group(e.Group))
 	}
 	fmt.Fprintf(&b, " calls %v", e.Own)
 	number := false
@@ -46,7 +46,7 @@ func (e *MismatchError) Error() string {
 		if i > 0 {
 			sep = "; "
 		}
-		fmt.Fprintf(&b, "%s%s %s", sep, ranks(c.Ranks), c.What)
+		fmt.Fprintf(&b, "%s%s %s", sep, e.Names.Say(e.Group, ranks(c.Ranks)), c.What)
 		if number && c.Known {
 			fmt.Fprintf(&b, " as operation %d", c.Fingerprint.Seq)
 		}

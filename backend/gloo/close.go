@@ -177,7 +177,7 @@ var ended = func() context.Context {
 func (b *Backend) compareCalls() error {
 	b.mu.Lock()
 	heard := b.agreed == b.calls
-	last := work.Info{Op: b.last.op, Seq: b.last.seq, Group: b.issuer.Group, Rank: b.rank}
+	last := b.issuer.Info(b.last.op, b.last.seq)
 	b.mu.Unlock()
 	if b.fault() == nil && !heard && b.native {
 		ctx, cancel := lag.WithTimeout(context.Background(), compareWithin)

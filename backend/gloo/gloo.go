@@ -64,7 +64,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{session: s, issuer: work.Issuer{Group: o.Group, Rank: o.Rank}, done: make(chan struct{})}
+	b := &Backend{session: s, issuer: work.Issuer{Group: o.Group, Rank: o.Rank, Names: o.Names}, done: make(chan struct{})}
 	b.queued.L = &b.mu
 	b.unbegun.Check = b.checkUnbegun
 	b.messages.recheck.Check = b.checkMessages
@@ -114,7 +114,7 @@ func (b *Backend) Err() error {
 	if f == nil {
 		return nil
 	}
-	return b.faultError(work.Info{Op: work.Barrier, Seq: b.Seq(), Group: b.issuer.Group, Rank: b.rank}, f)
+	return b.faultError(b.issuer.Info(work.Barrier, b.Seq()), f)
 }
 
 // Failed is closed once Err returns a fault.

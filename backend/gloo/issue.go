@@ -108,7 +108,7 @@ func (b *Backend) atOnce(o *operation) bool {
 func (b *Backend) admit(ctx context.Context, op work.OpType) error {
 	ended := ctx.Err() != nil // a nil context panics here, not under the lock
 	b.mu.Lock()
-	info := work.Info{Op: op, Seq: b.seq, Group: b.issuer.Group, Rank: b.rank}
+	info := b.issuer.Info(op, b.seq)
 	f, over := b.fault(), b.closing || b.draining
 	if !over && f == nil && !ended {
 		return nil

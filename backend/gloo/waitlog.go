@@ -83,11 +83,7 @@ func (s *waitLog) init(ctx context.Context, b *Backend, o backend.Options) {
 
 // logger returns the logger of o. Its lines name the group and this rank.
 func logger(o backend.Options) *slog.Logger {
-	l := o.Logger
-	if l == nil {
-		l = slog.Default()
-	}
-	return l.With("group", o.Group, "rank", o.Rank)
+	return o.Names.Logger(o.Logger, o.Group, o.Rank)
 }
 
 // lookAtCollectives is a timer's function.
@@ -271,7 +267,7 @@ func (s *waitLog) judge(b *Backend, w wait, health []transport.Health) (text str
 	var foreign []int
 	add := func(rank int, format string, args ...any) {
 		ranks = append(ranks, rank)
-		each = append(each, s.name(rank)+" "+fmt.Sprintf(format, args...))
+		each = append(each, fmt.Sprintf("rank %d ", rank)+fmt.Sprintf(format, args...))
 	}
 	for _, h := range health {
 		switch {
@@ -302,14 +298,6 @@ func (s *waitLog) judge(b *Backend, w wait, health []transport.Health) (text str
 		text = fmt.Sprintf("%v takes long; every rank has called it", w.info.Op)
 	}
 	return text, ranks, each
-}
-
-// name is a rank of the group, with its number in the default group if that is another.
-func (s *waitLog) name(rank int) string {
-	if g := s.options.GlobalRanks; rank < len(g) && g[rank] != rank {
-		return fmt.Sprintf("rank %d (rank %d of the default group)", rank, g[rank])
-	}
-	return fmt.Sprintf("rank %d", rank)
 }
 
 // Foreign returns the ranks that have shown that they are not of this library but PyTorch's.

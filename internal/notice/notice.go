@@ -25,6 +25,7 @@
 package notice
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -82,13 +83,22 @@ type Fault struct {
 	Text string `json:"text"`
 
 	place int // Rank's place in the group, counted from 1; 0 if it has none
+	by    int // By's place
 }
 
 func (f *Fault) Error() string {
 	if f.By < 0 || f.By == f.Rank {
 		return f.Text
 	}
-	return fmt.Sprintf("%s (noticed by rank %d)", f.Text, f.By)
+	return fmt.Sprintf("%s (noticed by %s)", f.Text, rankText(cmp.Or(f.by, f.By+1)-1, f.By))
+}
+
+// rankText names a rank of a group, which is another one of the default group.
+func rankText(rank, global int) string {
+	if rank == global {
+		return fmt.Sprintf("rank %d", rank)
+	}
+	return fmt.Sprintf("rank %d (global rank %d)", rank, global)
 }
 
 // Culprit returns the rank at fault as the group numbers it, -1 if it is unknown or no member.
@@ -147,10 +157,7 @@ func (n *Notice) leaveWill(ctx context.Context) error {
 	}
 	host, _ := os.Hostname()
 	own := n.own()
-	name := fmt.Sprintf("rank %d", own)
-	if own != n.cfg.Rank {
-		name += " of the default group"
-	}
+	name := rankText(n.cfg.Rank, own)
 	gone := Fault{Rank: own, By: -1, Gone: true, Text: fmt.Sprintf(
 		"%s (host %.255s, process %d) died, or lost the store, before the group was made", name, host, os.Getpid())}
 	err := store.SetWill(ctx, n.cfg.Store, first, nil, encode(message{Fault: &gone}))
@@ -196,8 +203,8 @@ func parse(b []byte) (message, error) {
 
 func (n *Notice) parse(b []byte) (message, error) {
 	m, err := parse(b)
-	if f := m.Fault; f != nil {
-		f.place = slices.Index(n.cfg.Ranks, f.Rank) + 1
+	if m.Fault != nil {
+		n.place(m.Fault)
 	}
 	return m, err
 }
@@ -263,8 +270,13 @@ func (n *Notice) Post(f Fault) Fault {
 		return f
 	}
 	f = Tell(n.cfg.Store, f)
-	f.place = slices.Index(n.cfg.Ranks, f.Rank) + 1
+	n.place(&f)
 	return f
+}
+
+// place notes which members a fault names.
+func (n *Notice) place(f *Fault) {
+	f.place, f.by = slices.Index(n.cfg.Ranks, f.Rank)+1, slices.Index(n.cfg.Ranks, f.By)+1
 }
 
 // Tell is Post for a rank that need not be a member. st is the group's, f.By the rank.

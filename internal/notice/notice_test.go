@@ -93,7 +93,7 @@ func TestGone(t *testing.T) {
 	require.True(t, f.Gone)
 	require.Equal(t, 5, f.Rank)
 	require.Equal(t, 1, f.Culprit(), "in the group")
-	require.ErrorContains(t, f, "rank 5 of the default group (host ")
+	require.ErrorContains(t, f, "rank 1 (global rank 5) (host ")
 	require.ErrorContains(t, f, "died, or lost the store, before the group was made")
 }
 

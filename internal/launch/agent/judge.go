@@ -20,10 +20,10 @@ const (
 
 // blaming finds the rank that a line of an error names as the one at fault. It knows the
 // errors of this library and of PyTorch's monitored barrier.
-var blaming = regexp.MustCompile(`\b[Rr]ank (\d+)\b[^:;,\n]{0,60}?\b(?:died|left|panicked|crashed|ended|stopped|aborted|cancelled|did not|has not|sent (?:a message|bytes)|published no|failed to pass monitoredBarrier)\b`)
+var blaming = regexp.MustCompile(`\b[Rr]ank (\d+)\b(?: \(global rank (\d+)\))?[^:;,\n]{0,60}?\b(?:died|left|panicked|crashed|ended|stopped|aborted|cancelled|did not|has not|sent (?:a message|bytes)|published no|failed to pass monitoredBarrier)\b`)
 
 // subgroup finds the group of a failed operation. Ranks in the errors of groups other than
-// the default group have other numbers.
+// the default group have other numbers, and their global ranks behind these.
 var subgroup = regexp.MustCompile(`of group "([^"]*)"`)
 
 // cutOff finds errors of a rank that lost another rank and does not know which.
@@ -51,10 +51,10 @@ func evidenceOf(f *Failure, size int) evidence {
 	}
 	for _, line := range f.reasons() {
 		if m := blaming.FindStringSubmatch(line); m != nil {
-			if g := subgroup.FindStringSubmatch(line); g != nil && g[1] != "0" {
+			if g := subgroup.FindStringSubmatch(line); m[2] == "" && g != nil && g[1] != "0" {
 				return evidence{peer: -1, victim: true}
 			}
-			if r, err := strconv.Atoi(m[1]); err == nil && within(r) {
+			if r, err := strconv.Atoi(cmp.Or(m[2], m[1])); err == nil && within(r) {
 				return evidence{peer: r, victim: r != f.Rank}
 			}
 		}

@@ -73,6 +73,8 @@ func TestJudge(t *testing.T) {
 		{name: "more say so", ranks: []Failure{died(0, 1, left("3")), died(1, 2, left("2")), died(4, 2, left("2"))}, want: 2, by: []int{1, 4}},
 		{name: "cut off", ranks: []Failure{died(0, 1, pyClosed), died(1, 2, "read: connection reset by peer"), died(2, 3, "no such file")}, want: 2},
 		{name: "ranks of another group are counted otherwise", ranks: []Failure{died(0, 1, strings.Replace(left("1"), `"0"`, `"7"`, 1)), died(3, 9)}, want: 3},
+		{name: "global ranks of another group", ranks: []Failure{died(0, 1, `work: all_reduce seq 3 on rank 1 (global rank 0) of group "7" (evaluation): rank 0 (global rank 4) died (noticed by rank 1 (global rank 0))`), died(3, 9)}, want: 4, by: []int{0}},
+		{name: "global ranks of a group that is not made", ranks: []Failure{died(0, 1, `pg: group "1" (evaluation), rank 1 (global rank 0) of 2: rendezvous: rank 1 (global rank 0) of 2: rank 0 (global rank 4) published no address within 1m0s`), died(3, 9)}, want: 4, by: []int{0}},
 		{name: "a rank that is none", ranks: []Failure{died(0, 2, left("99")), died(1, 1)}, want: 1},
 		{name: "an error file", ranks: []Failure{reason(died(0, 1), "rank 2 cancelled the operation"), died(2, 5)}, want: 2, by: []int{0}},
 		{name: "the words of a rank of several", ranks: []Failure{died(0, 1, "rank 2 of 5 panicked: oops"), died(2, 5)}, want: 2, by: []int{0}},

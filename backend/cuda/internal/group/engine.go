@@ -123,6 +123,7 @@ type onHost interface {
 type Config struct {
 	Rank, Size                int
 	Group                     string
+	Names                     *work.Names
 	Alone                     bool // there are no other ranks and no CPU backend, and operations fail by themselves
 	Timeout                   time.Duration
 	Driver                    driver.Driver
@@ -135,7 +136,7 @@ type Config struct {
 // New returns an engine that has no CPU backend yet.
 func New(c Config) (*Engine, error) {
 	b := &Engine{
-		Rank: c.Rank, Size: c.Size, Issuer: work.Issuer{Group: c.Group, Rank: c.Rank}, alone: c.Alone, Driver: c.Driver, Missing: c.Missing, chunk: c.Chunk, slots: c.Slots, sharedSlots: c.SharedSlots,
+		Rank: c.Rank, Size: c.Size, Issuer: work.Issuer{Group: c.Group, Rank: c.Rank, Names: c.Names}, alone: c.Alone, Driver: c.Driver, Missing: c.Missing, chunk: c.Chunk, slots: c.Slots, sharedSlots: c.SharedSlots,
 		limits: c.Limits, Tracker: edges.New(c.Driver), Pinned: pool.NewPinned(c.Driver, c.Pinned), Scratch: pool.NewScratch(c.Driver, c.Scratch),
 		closed: make(chan struct{}), posted: make(map[Post]chan struct{}),
 		messages: &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)}, Board: new(board.Board),
@@ -287,7 +288,7 @@ func (b *Engine) interrupt() {
 		if time.Now().Before(end) {
 			continue
 		}
-		b.cutOff(work.Info{Op: work.Barrier, Seq: b.Seq(), Group: b.Issuer.Group, Rank: b.Rank},
+		b.cutOff(b.Issuer.Info(work.Barrier, b.Seq()),
 			&departure{work.ErrPeerLeft, "it called Close while another call waited for room on a stream"})
 		b.Calls.Lock()
 		break
@@ -307,7 +308,7 @@ func (b *Engine) leave(dying bool) {
 	}
 	b.Mu.Lock()
 	last, messages := b.Last, b.open.Load()
-	info := work.Info{Op: work.Barrier, Seq: b.seq, Group: b.Issuer.Group, Rank: b.Rank}
+	info := b.Issuer.Info(work.Barrier, b.seq)
 	b.Mu.Unlock()
 	why := &departure{kind: work.ErrPeerLeft}
 	switch {

@@ -148,7 +148,7 @@ func (b *Engine) Admit(ctx context.Context, op work.OpType, timeout time.Duratio
 	}
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
-	info := work.Info{Op: op, Seq: b.seq, Group: b.Issuer.Group, Rank: b.Rank}
+	info := b.Issuer.Info(op, b.seq)
 	var err error
 	peer := -1
 	switch {

@@ -67,7 +67,8 @@ func ParseDevice(s string) (Device, error) {
 }
 
 // Memory is the device memory of a tensor. The package that allocates it implements the
-// interface; its backend knows the concrete type.
+// interface; its backend knows the concrete type. Memory that also has the method Address() uint64,
+// which returns the address of the first byte, lets Range and Overlaps tell which tensors share bytes.
 type Memory interface {
 	Device() Device
 	Len() int // bytes

@@ -30,7 +30,7 @@
 // Transpose, Reshape, AsStrided and ViewAsReal return tensors over the same
 // storage. None of them copies, and none can reach outside it. Strides count
 // elements and may be zero or negative. HasOverlap says whether elements of a view share
-// memory.
+// memory, and Overlaps whether two tensors do.
 //
 // Pack and Unpack copy between a view and adjacent bytes in row-major order. Operations
 // use them for views: they pack, exchange, and write back through the strides.

@@ -22,6 +22,9 @@ type Memory interface {
 	// Ptr returns the address of the first byte.
 	Ptr() Ptr
 
+	// Address returns the same for package tensor, which tells by it which tensors share memory.
+	Address() uint64
+
 	// Export returns a handle with which other processes of this host can open
 	// the memory.
 	Export() (MemoryHandle, error)

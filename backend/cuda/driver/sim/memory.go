@@ -347,6 +347,9 @@ func (b *Memory) Len() int { return b.mp.len }
 // Ptr returns the address.
 func (b *Memory) Ptr() driver.Ptr { return b.mp.base }
 
+// Address returns the address for package tensor.
+func (b *Memory) Address() uint64 { return uint64(b.mp.base) }
+
 // Closed reports whether the memory has been freed.
 func (b *Memory) Closed() bool { return b.mp.b != nil && b.mp.b.freed.Load() != nil }
 

@@ -129,6 +129,9 @@ func (m *Memory) Closed() bool { return m.closed.Load() }
 // Ptr returns the address.
 func (m *Memory) Ptr() driver.Ptr { return m.p }
 
+// Address returns the address for package tensor.
+func (m *Memory) Address() uint64 { return uint64(m.p) }
+
 // Export returns a handle for other processes.
 func (m *Memory) Export() (h driver.MemoryHandle, err error) {
 	const call = "Export"

@@ -26,9 +26,8 @@ const DefaultTimeout = 30 * time.Minute
 // wire is the Work's error. The call's context bounds the operation.
 //
 // The tensors of a call belong to the backend until the Work has ended; lists
-// of them are copied. They may have any strides; elements of an output must not
-// overlap, and inputs must not overlap outputs other than where an operation is
-// in place.
+// of them are copied. They may have any strides. [CheckMemory] says which of them may
+// share memory, and refuses other calls.
 //
 // Embed Unsupported to write a backend that does not do everything.
 type Backend interface {
@@ -91,7 +90,7 @@ type Backend interface {
 	ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o ReduceScatterOptions) (*work.Work, error)
 
 	// ReduceScatterTensor combines part r of all ranks' in, cut along the
-	// first dimension, into rank r's out, which may be this part of in. The shapes
+	// first dimension, into rank r's out. The shapes
 	// are those of AllGatherIntoTensor, with in as the large tensor.
 	ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o ReduceScatterOptions) (*work.Work, error)
 

@@ -40,7 +40,8 @@
 //
 // # Calls and their errors
 //
-// A call with a wrong shape, dtype, root or operator is refused at once with an
+// A call with a wrong shape, dtype, root or operator, or with tensors that share memory where they
+// must not (see [CheckMemory]), is refused at once with an
 // *ArgumentError. Nothing was sent, no byte changed, and no sequence number was used. PyTorch finds some of these only
 // when the result is waited for. What happens later is the Work's error.
 //

@@ -19,12 +19,15 @@ type P2P struct {
 }
 
 // BatchISendIRecv posts sends and receives together, so two ranks can exchange tensors without
-// agreeing on which sends first. It returns one Work for each. When an operation is refused, it
+// agreeing on which sends first. It returns one Work for each. A batch whose tensors share memory where they must
+// not (see backend.CheckMemory) is refused as a whole. When another operation is refused, it
 // returns the error and the works of the operations before it, which are under way.
 func (g *ProcessGroup) BatchISendIRecv(ctx context.Context, ops []P2P) ([]*work.Work, error) {
 	if len(ops) == 0 {
 		return nil, errors.New("pg: BatchISendIRecv: no operations")
 	}
+	var room [2][8]*tensor.Tensor
+	received, sent := room[0][:0], room[1][:0]
 	for i, op := range ops {
 		if op.Op != work.Send && op.Op != work.Recv {
 			return nil, fmt.Errorf("pg: BatchISendIRecv: operation %d is %v, not send or recv", i, op.Op)
@@ -32,6 +35,14 @@ func (g *ProcessGroup) BatchISendIRecv(ctx context.Context, ops []P2P) ([]*work.
 		if _, err := g.GlobalRank(op.Peer); err != nil {
 			return nil, fmt.Errorf("pg: BatchISendIRecv: operation %d: %w", i, err)
 		}
+		out, in := op.Tensor, (*tensor.Tensor)(nil)
+		if op.Op == work.Send {
+			out, in = in, out
+		}
+		received, sent = append(received, out), append(sent, in)
+	}
+	if err := backend.CheckMemory(work.Coalesced, g.Rank(), received, sent); err != nil {
+		return nil, fmt.Errorf("pg: BatchISendIRecv: %w: %w", backend.ErrInvalidArgument, err)
 	}
 	works := make([]*work.Work, 0, len(ops))
 	for i, op := range ops {

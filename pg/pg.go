@@ -567,6 +567,7 @@ func (g *epoch) closeBackends() error {
 
 // Broadcast gives every tensor on every rank the elements of tensor number
 // o.RootTensor of rank o.Root.
+// No two tensors of a call share memory: see [backend.CheckMemory].
 func (g *ProcessGroup) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.BroadcastOptions) (*work.Work, error) {
 	b, err := g.of(work.Broadcast, ts...)
 	if err != nil {
@@ -578,6 +579,7 @@ func (g *ProcessGroup) Broadcast(ctx context.Context, ts []*tensor.Tensor, o bac
 }
 
 // AllReduce combines all tensors of all ranks and puts the result in each.
+// No two tensors of a call share memory: see [backend.CheckMemory].
 func (g *ProcessGroup) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
 	b, err := g.of(work.AllReduce, ts...)
 	if err != nil {
@@ -589,6 +591,7 @@ func (g *ProcessGroup) AllReduce(ctx context.Context, ts []*tensor.Tensor, o bac
 }
 
 // AllReduceCoalesced combines ts[i] with every other rank's ts[i], for all i at once.
+// No two tensors of a call share memory: see [backend.CheckMemory].
 func (g *ProcessGroup) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
 	b, err := g.of(work.AllReduceCoalesced, ts...)
 	if err != nil {
@@ -611,6 +614,7 @@ func (g *ProcessGroup) Reduce(ctx context.Context, t *tensor.Tensor, o backend.R
 }
 
 // AllGather copies rank i's in to every rank's out[i].
+// In place: see [backend.CheckMemory].
 func (g *ProcessGroup) AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	b, err := g.of(work.AllGather, in)
 	if err != nil {
@@ -622,6 +626,7 @@ func (g *ProcessGroup) AllGather(ctx context.Context, out []*tensor.Tensor, in *
 }
 
 // AllGatherV is AllGather where the ranks' inputs may differ in shape.
+// In place: see [backend.CheckMemory].
 func (g *ProcessGroup) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	b, err := g.of(work.AllGather, in)
 	if err != nil {
@@ -633,6 +638,7 @@ func (g *ProcessGroup) AllGatherV(ctx context.Context, out []*tensor.Tensor, in 
 }
 
 // AllGatherIntoTensor copies rank i's in to part i of every rank's out.
+// In place: see [backend.CheckMemory].
 func (g *ProcessGroup) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	b, err := g.of(work.AllGatherIntoTensor, in)
 	if err != nil {
@@ -644,6 +650,7 @@ func (g *ProcessGroup) AllGatherIntoTensor(ctx context.Context, out, in *tensor.
 }
 
 // AllGatherCoalesced does AllGather for several inputs at once: out[i][k] becomes rank i's in[k].
+// In place: see [backend.CheckMemory].
 func (g *ProcessGroup) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	b, err := g.of(work.AllGatherCoalesced, in...)
 	if err != nil {
@@ -655,6 +662,7 @@ func (g *ProcessGroup) AllGatherCoalesced(ctx context.Context, out [][]*tensor.T
 }
 
 // AllGatherIntoTensorCoalesced does AllGatherIntoTensor for each pair at once.
+// In place: see [backend.CheckMemory].
 func (g *ProcessGroup) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	b, err := g.of(work.AllGatherCoalesced, in...)
 	if err != nil {
@@ -666,6 +674,7 @@ func (g *ProcessGroup) AllGatherIntoTensorCoalesced(ctx context.Context, out, in
 }
 
 // Gather copies rank i's in to out[i] on rank o.Root. Other ranks pass no out.
+// In place: see [backend.CheckMemory].
 func (g *ProcessGroup) Gather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.GatherOptions) (*work.Work, error) {
 	b, err := g.of(work.Gather, in)
 	if err != nil {
@@ -677,6 +686,7 @@ func (g *ProcessGroup) Gather(ctx context.Context, out []*tensor.Tensor, in *ten
 }
 
 // GatherV is Gather where the ranks' inputs may differ in shape.
+// In place: see [backend.CheckMemory].
 func (g *ProcessGroup) GatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.GatherOptions) (*work.Work, error) {
 	b, err := g.of(work.Gather, in)
 	if err != nil {
@@ -688,6 +698,7 @@ func (g *ProcessGroup) GatherV(ctx context.Context, out []*tensor.Tensor, in *te
 }
 
 // Scatter copies in[i] of rank o.Root to rank i's out. Other ranks pass no in.
+// In place: see [backend.CheckMemory].
 func (g *ProcessGroup) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ScatterOptions) (*work.Work, error) {
 	b, err := g.of(work.Scatter, out)
 	if err != nil {
@@ -699,6 +710,7 @@ func (g *ProcessGroup) Scatter(ctx context.Context, out *tensor.Tensor, in []*te
 }
 
 // ReduceScatter combines in[r] of all ranks into rank r's out.
+// In place: see [backend.CheckMemory].
 func (g *ProcessGroup) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
 	b, err := g.of(work.ReduceScatter, out)
 	if err != nil {
@@ -711,6 +723,7 @@ func (g *ProcessGroup) ReduceScatter(ctx context.Context, out *tensor.Tensor, in
 
 // ReduceScatterTensor combines part r of all ranks' in into rank r's out. With out of shape [n ...] in is
 // [size*n ...], or [size n ...]: c10d's concatenation and stack.
+// In place: see [backend.CheckMemory].
 func (g *ProcessGroup) ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
 	b, err := g.of(work.ReduceScatterTensor, out)
 	if err != nil {
@@ -722,6 +735,7 @@ func (g *ProcessGroup) ReduceScatterTensor(ctx context.Context, out, in *tensor.
 }
 
 // ReduceScatterTensorCoalesced does ReduceScatterTensor for each pair at once.
+// In place: see [backend.CheckMemory].
 func (g *ProcessGroup) ReduceScatterTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
 	b, err := g.of(work.ReduceScatterTensorCoalesced, out...)
 	if err != nil {
@@ -733,6 +747,7 @@ func (g *ProcessGroup) ReduceScatterTensorCoalesced(ctx context.Context, out, in
 }
 
 // AllToAll copies rank i's in[j] to rank j's out[i].
+// Outputs share no memory with inputs: see [backend.CheckMemory].
 func (g *ProcessGroup) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o backend.AllToAllOptions) (*work.Work, error) {
 	b, err := g.of(work.AllToAll, out...)
 	if err != nil {
@@ -745,6 +760,7 @@ func (g *ProcessGroup) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o
 
 // AllToAllSingle sends part r of in to rank r, for all r, and receives the parts of out. Nil
 // splits mean equal parts.
+// Outputs share no memory with inputs: see [backend.CheckMemory].
 func (g *ProcessGroup) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, o backend.AllToAllOptions) (*work.Work, error) {
 	b, err := g.of(work.AllToAllSingle, out)
 	if err != nil {

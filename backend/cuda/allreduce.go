@@ -14,7 +14,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
-	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/tensor"
@@ -160,7 +159,7 @@ func (a *allReduce) allowsKernels() error {
 		a.way = b.peers.Of(plan.OpAllReduce, bytes)
 	} else {
 		if err == nil {
-			err = b.typed(work.AllReduce, "tensors", output, d, a.ts) // refused by the next work
+			err = b.typed(work.AllReduce, "tensors", d, a.ts) // refused by the next work
 		}
 		a.way = b.choose(a.ctx, work.AllReduce, a.ts[0], bytes, err, a.print)
 		if !a.way.Kernels() {
@@ -181,7 +180,7 @@ var errSlower = errors.New("the table of ways has a faster one for this size")
 // checked checks the tensors and the operator, as the backend's own works do.
 func (a *allReduce) checked() error {
 	d := a.ts[0].DType()
-	if err := a.b.typed(work.AllReduce, "tensors", output, d, a.ts); err != nil {
+	if err := a.b.typed(work.AllReduce, "tensors", d, a.ts); err != nil {
 		return err
 	}
 	return a.b.reduction(work.AllReduce, a.op, d)
@@ -284,9 +283,6 @@ func (a *allReduce) throughHost() (*group.Operation, error) {
 func (a *allReduce) byKernels() (*directway.Call, error) {
 	if err := a.b.reduction(work.AllReduce, a.op, a.ts[0].DType()); err != nil {
 		return nil, err
-	}
-	if i, j, ok := place.ShareMemory(a.ts); ok {
-		return nil, fmt.Errorf("tensors %d and %d share memory", i, j)
 	}
 	return a.b.direct.NewAllReduce(a.ts, a.op, form(a.way.Way)), nil
 }

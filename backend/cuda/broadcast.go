@@ -106,10 +106,13 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	if o.RootTensor < 0 || o.RootTensor >= len(ts) {
 		return nil, bad(op, "invalid root tensor: %d (there are %d)", o.RootTensor, len(ts))
 	}
-	if err := b.dense(op, "tensor 0", output, ts[0]); err != nil {
+	if err := b.dense(op, "tensor 0", ts[0]); err != nil {
 		return nil, err
 	}
-	if err := b.like(op, "tensors", output, ts[0], ts); err != nil {
+	if err := b.like(op, "tensors", ts[0], ts); err != nil {
+		return nil, err
+	}
+	if err := b.overlap(op, ts, nil); err != nil {
 		return nil, err
 	}
 	ts = slices.Clone(ts)

@@ -15,34 +15,31 @@ func bad(op work.OpType, format string, args ...any) error {
 	return &backend.ArgumentError{Backend: Name, Op: op, What: fmt.Sprintf(format, args...)}
 }
 
-// role is what a tensor is for in an operation.
-type role int
-
-const (
-	input  role = iota
-	output      // written, so its elements must not overlap
-)
-
 // dense checks a strided tensor, in CPU memory or in that of the driver's devices.
-func (b *Backend) dense(op work.OpType, name string, r role, t *tensor.Tensor) error {
+func (b *Backend) dense(op work.OpType, name string, t *tensor.Tensor) error {
 	if !inCPU(t) {
-		return dense(b.g.Driver, b.g.Missing, op, name, r, t)
+		return dense(b.g.Driver, b.g.Missing, op, name, t)
 	}
-	switch {
-	case t.Layout() != tensor.Strided:
+	if t.Layout() != tensor.Strided {
 		return bad(op, "only supports dense tensors, %s is %v", name, t)
-	case r == output && t.HasOverlap():
-		return overlaps(op, name, t)
 	}
 	return nil
 }
 
-func overlaps(op work.OpType, name string, t *tensor.Tensor) error {
-	return bad(op, "elements of %s (%v with strides %v) overlap in memory", name, t, t.Strides())
+// overlap checks that a call's tensors share memory only where they may.
+func (b *Backend) overlap(op work.OpType, out, in []*tensor.Tensor) error {
+	return overlap(op, b.g.Rank, out, in)
+}
+
+func overlap(op work.OpType, rank int, out, in []*tensor.Tensor) error {
+	if err := backend.CheckMemory(op, rank, out, in); err != nil {
+		return bad(op, "%v", err)
+	}
+	return nil
 }
 
 // dense checks a strided tensor in memory of a driver's devices.
-func dense(d driver.Driver, missing error, op work.OpType, name string, r role, t *tensor.Tensor) error {
+func dense(d driver.Driver, missing error, op work.OpType, name string, t *tensor.Tensor) error {
 	switch {
 	case t == nil:
 		return bad(op, "%s is nil", name)
@@ -54,8 +51,6 @@ func dense(d driver.Driver, missing error, op work.OpType, name string, r role, 
 		return bad(op, "no device for %s: %v", name, missing)
 	case t.Device().Index < 0 || t.Device().Index >= d.Count():
 		return bad(op, "%s is on %v, the driver %s has %d devices", name, t.Device(), d.Name(), d.Count())
-	case r == output && t.HasOverlap():
-		return overlaps(op, name, t)
 	}
 	if _, ok := t.Memory().(interface{ Ptr() driver.Ptr }); !ok {
 		return bad(op, "%s lies in a %T, want memory of package driver", name, t.Memory())
@@ -64,8 +59,8 @@ func dense(d driver.Driver, missing error, op work.OpType, name string, r role, 
 }
 
 // like checks that every tensor of a list is dense and of one dtype and shape.
-func (b *Backend) like(op work.OpType, name string, r role, want *tensor.Tensor, ts []*tensor.Tensor) error {
-	if err := b.typed(op, name, r, want.DType(), ts); err != nil {
+func (b *Backend) like(op work.OpType, name string, want *tensor.Tensor, ts []*tensor.Tensor) error {
+	if err := b.typed(op, name, want.DType(), ts); err != nil {
 		return err
 	}
 	for i, t := range ts {
@@ -77,10 +72,10 @@ func (b *Backend) like(op work.OpType, name string, r role, want *tensor.Tensor,
 }
 
 // typed checks that every tensor of a list is dense and of one dtype; shapes may differ.
-func (b *Backend) typed(op work.OpType, name string, r role, d tensor.DType, ts []*tensor.Tensor) error {
+func (b *Backend) typed(op work.OpType, name string, d tensor.DType, ts []*tensor.Tensor) error {
 	for i, t := range ts {
-		if err := b.dense(op, name, r, t); err != nil {
-			return b.dense(op, fmt.Sprintf("%s %d", strings.TrimSuffix(name, "s"), i), r, t)
+		if err := b.dense(op, name, t); err != nil {
+			return b.dense(op, fmt.Sprintf("%s %d", strings.TrimSuffix(name, "s"), i), t)
 		}
 		if t.DType() != d {
 			return bad(op, "invalid tensor type at index %d of %s (expected %v, got %v)", i, name, d, t.DType())

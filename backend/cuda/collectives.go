@@ -76,6 +76,9 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 			return nil, bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
 		}
 	}
+	if err := b.overlap(op, ts, nil); err != nil {
+		return nil, err
+	}
 	print := board.Call{With: board.Reducing(o.Op), DType: ts[0].DType(), N: ts[0].Len(), Root: -1, Sparse: ts[0].Layout() != tensor.Strided}
 	a := allReduce{b: b, ctx: ctx, ts: ts, op: o.Op, print: print}
 	name, registered, err := a.findWork()
@@ -129,10 +132,13 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 	if len(ts) == 0 {
 		return nil, bad(op, "requires non-empty tensor list")
 	}
-	if err := b.dense(op, "tensor 0", output, ts[0]); err != nil {
+	if err := b.dense(op, "tensor 0", ts[0]); err != nil {
 		return nil, err
 	}
-	if err := b.typed(op, "tensors", output, ts[0].DType(), ts); err != nil {
+	if err := b.typed(op, "tensors", ts[0].DType(), ts); err != nil {
+		return nil, err
+	}
+	if err := b.overlap(op, ts, nil); err != nil {
 		return nil, err
 	}
 	if err := b.reduction(op, o.Op, ts[0].DType()); err != nil {
@@ -181,7 +187,10 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 	if err := b.root(op, o.Root); err != nil {
 		return nil, err
 	}
-	if err := b.dense(op, "tensor", output, t); err != nil {
+	if err := b.dense(op, "tensor", t); err != nil {
+		return nil, err
+	}
+	if err := b.overlap(op, []*tensor.Tensor{t}, nil); err != nil {
 		return nil, err
 	}
 	if err := b.reduction(op, o.Op, t.DType()); err != nil {
@@ -231,10 +240,13 @@ func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tenso
 	if err := b.listed(op, "output", len(out)); err != nil {
 		return nil, err
 	}
-	if err := b.dense(op, "input", input, in); err != nil {
+	if err := b.dense(op, "input", in); err != nil {
 		return nil, err
 	}
-	if err := b.like(op, "outputs", output, in, out); err != nil {
+	if err := b.like(op, "outputs", in, out); err != nil {
+		return nil, err
+	}
+	if err := b.overlap(op, out, []*tensor.Tensor{in}); err != nil {
 		return nil, err
 	}
 	return b.allGather(ctx, op, o, out, in, out)
@@ -243,17 +255,20 @@ func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tenso
 // AllGatherV gathers inputs of unequal size.
 func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	const op = work.AllGather
-	if err := b.dense(op, "input", input, in); err != nil {
+	if err := b.dense(op, "input", in); err != nil {
 		return nil, err
 	}
 	if err := b.listed(op, "output", len(out)); err != nil {
 		return nil, err
 	}
-	if err := b.typed(op, "outputs", output, in.DType(), out); err != nil {
+	if err := b.typed(op, "outputs", in.DType(), out); err != nil {
 		return nil, err
 	}
 	if !out[b.g.Rank].SameShape(in) {
 		return nil, bad(op, "output %d has shape %v, this rank's input %v", b.g.Rank, out[b.g.Rank].Shape(), in.Shape())
+	}
+	if err := b.overlap(op, out, []*tensor.Tensor{in}); err != nil {
+		return nil, err
 	}
 	return b.allGather(ctx, op, o, out, in, out)
 }
@@ -261,14 +276,17 @@ func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tens
 // AllGatherIntoTensor gathers the ranks' inputs into parts of out.
 func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	const op = work.AllGatherIntoTensor
-	if err := b.dense(op, "input", input, in); err != nil {
+	if err := b.dense(op, "input", in); err != nil {
 		return nil, err
 	}
-	if err := b.dense(op, "output", output, out); err != nil {
+	if err := b.dense(op, "output", out); err != nil {
 		return nil, err
 	}
 	parts, err := b.shares(op, out, in)
 	if err != nil {
+		return nil, err
+	}
+	if err := b.overlap(op, []*tensor.Tensor{out}, []*tensor.Tensor{in}); err != nil {
 		return nil, err
 	}
 	return b.allGather(ctx, op, o, parts, in, []*tensor.Tensor{out})
@@ -324,7 +342,7 @@ func (b *Backend) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor
 		if len(list) != len(in) {
 			return nil, bad(op, "invalid output size of list %d: (expected length %d, got %d)", r, len(in), len(list))
 		}
-		if err := b.typed(op, "outputs", output, in[0].DType(), list); err != nil {
+		if err := b.typed(op, "outputs", in[0].DType(), list); err != nil {
 			return nil, err
 		}
 		for i, t := range list {
@@ -333,6 +351,9 @@ func (b *Backend) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor
 			}
 		}
 		joined = append(joined, list...)
+	}
+	if err := b.overlap(op, joined, in); err != nil {
+		return nil, err
 	}
 	return b.allGatherCoalesced(ctx, o, joined, in, joined)
 }
@@ -346,7 +367,7 @@ func (b *Backend) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*t
 	if len(out) != len(in) {
 		return nil, bad(op, "requires input/output tensor lists to have the same length (%d and %d)", len(in), len(out))
 	}
-	if err := b.typed(op, "outputs", output, in[0].DType(), out); err != nil {
+	if err := b.typed(op, "outputs", in[0].DType(), out); err != nil {
 		return nil, err
 	}
 	joined := make([]*tensor.Tensor, b.g.Size*len(in))
@@ -359,6 +380,9 @@ func (b *Backend) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*t
 			joined[r*len(in)+i] = t
 		}
 	}
+	if err := b.overlap(op, out, in); err != nil {
+		return nil, err
+	}
 	return b.allGatherCoalesced(ctx, o, joined, in, out)
 }
 
@@ -366,10 +390,10 @@ func (b *Backend) inputs(op work.OpType, in []*tensor.Tensor) error {
 	if len(in) == 0 {
 		return bad(op, "requires non-empty input tensor list")
 	}
-	if err := b.dense(op, "input 0", input, in[0]); err != nil {
+	if err := b.dense(op, "input 0", in[0]); err != nil {
 		return err
 	}
-	return b.typed(op, "inputs", input, in[0].DType(), in)
+	return b.typed(op, "inputs", in[0].DType(), in)
 }
 
 // allGatherCoalesced gathers rank r's input i to out[r*len(in)+i].
@@ -426,7 +450,7 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	if err := b.root(op, o.Root); err != nil {
 		return nil, err
 	}
-	if err := b.dense(op, "input", input, in); err != nil {
+	if err := b.dense(op, "input", in); err != nil {
 		return nil, err
 	}
 	if b.g.Rank == o.Root {
@@ -435,11 +459,11 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 		}
 		check := b.typed
 		if even {
-			check = func(op work.OpType, name string, r role, _ tensor.DType, ts []*tensor.Tensor) error {
-				return b.like(op, name, r, in, ts)
+			check = func(op work.OpType, name string, _ tensor.DType, ts []*tensor.Tensor) error {
+				return b.like(op, name, in, ts)
 			}
 		}
-		if err := check(op, "outputs", output, in.DType(), out); err != nil {
+		if err := check(op, "outputs", in.DType(), out); err != nil {
 			return nil, err
 		}
 		if !out[b.g.Rank].SameShape(in) {
@@ -447,6 +471,9 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 		}
 	} else if len(out) != 0 {
 		return nil, bad(op, "requires empty output on non-root (rank %d, root %d)", b.g.Rank, o.Root)
+	}
+	if err := b.overlap(op, out, []*tensor.Tensor{in}); err != nil {
+		return nil, err
 	}
 	c, bytes := board.Call{DType: in.DType(), Root: o.Root}, ways.UnknownBytes
 	if even {
@@ -481,18 +508,21 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 	if err := b.root(op, o.Root); err != nil {
 		return nil, err
 	}
-	if err := b.dense(op, "output", output, out); err != nil {
+	if err := b.dense(op, "output", out); err != nil {
 		return nil, err
 	}
 	if b.g.Rank == o.Root {
 		if err := b.listed(op, "input", len(in)); err != nil {
 			return nil, err
 		}
-		if err := b.like(op, "inputs", input, out, in); err != nil {
+		if err := b.like(op, "inputs", out, in); err != nil {
 			return nil, err
 		}
 	} else if len(in) != 0 {
 		return nil, bad(op, "requires empty input on non-root (rank %d, root %d)", b.g.Rank, o.Root)
+	}
+	if err := b.overlap(op, []*tensor.Tensor{out}, in); err != nil {
+		return nil, err
 	}
 	print := board.Call{DType: out.DType(), N: b.g.Size * out.Len(), Root: o.Root}
 	way := b.choose(ctx, op, out, out.ByteLen(), nil, print)
@@ -516,17 +546,20 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 // ReduceScatter combines input i of all ranks into rank i's output.
 func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
 	const op = work.ReduceScatter
-	if err := b.dense(op, "output", output, out); err != nil {
+	if err := b.dense(op, "output", out); err != nil {
 		return nil, err
 	}
 	if err := b.listed(op, "input", len(in)); err != nil {
 		return nil, err
 	}
-	if err := b.typed(op, "inputs", input, out.DType(), in); err != nil {
+	if err := b.typed(op, "inputs", out.DType(), in); err != nil {
 		return nil, err
 	}
 	if !in[b.g.Rank].SameShape(out) {
 		return nil, bad(op, "input %d has shape %v, this rank's output %v", b.g.Rank, in[b.g.Rank].Shape(), out.Shape())
+	}
+	if err := b.overlap(op, []*tensor.Tensor{out}, in); err != nil {
+		return nil, err
 	}
 	return b.reduceScatter(ctx, op, o, []*tensor.Tensor{out}, in)
 }
@@ -547,10 +580,10 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 	}
 	var joined []*tensor.Tensor
 	for i := range in {
-		if err := b.dense(op, "input", input, in[i]); err != nil {
+		if err := b.dense(op, "input", in[i]); err != nil {
 			return nil, err
 		}
-		if err := b.dense(op, "output", output, out[i]); err != nil {
+		if err := b.dense(op, "output", out[i]); err != nil {
 			return nil, err
 		}
 		if in[i].DType() != in[0].DType() {
@@ -561,6 +594,9 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 			return nil, err
 		}
 		joined = append(joined, parts...)
+	}
+	if err := b.overlap(op, out, in); err != nil {
+		return nil, err
 	}
 	return b.reduceScatter(ctx, op, o, out, joined)
 }
@@ -641,11 +677,14 @@ func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o back
 	if err := b.inputs(op, in); err != nil {
 		return nil, err
 	}
-	if err := b.typed(op, "outputs", output, in[0].DType(), out); err != nil {
+	if err := b.typed(op, "outputs", in[0].DType(), out); err != nil {
 		return nil, err
 	}
 	if !in[b.g.Rank].SameShape(out[b.g.Rank]) {
 		return nil, bad(op, "input %d has shape %v, output %d %v", b.g.Rank, in[b.g.Rank].Shape(), b.g.Rank, out[b.g.Rank].Shape())
+	}
+	if err := b.overlap(op, out, in); err != nil {
+		return nil, err
 	}
 	return b.allToAll(ctx, op, o, out, in, out)
 }
@@ -653,10 +692,10 @@ func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o back
 // AllToAllSingle sends part j of in to rank j, as AllToAll does.
 func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, o backend.AllToAllOptions) (*work.Work, error) {
 	const op = work.AllToAllSingle
-	if err := b.dense(op, "input", input, in); err != nil {
+	if err := b.dense(op, "input", in); err != nil {
 		return nil, err
 	}
-	if err := b.dense(op, "output", output, out); err != nil {
+	if err := b.dense(op, "output", out); err != nil {
 		return nil, err
 	}
 	if in.DType() != out.DType() {
@@ -680,6 +719,9 @@ func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, ou
 	}
 	if n, m := ins[b.g.Rank].ByteLen(), outs[b.g.Rank].ByteLen(); n != m {
 		return nil, bad(op, "rank %d sends itself %d bytes but receives %d", b.g.Rank, n, m)
+	}
+	if err := b.overlap(op, []*tensor.Tensor{out}, []*tensor.Tensor{in}); err != nil {
+		return nil, err
 	}
 	return b.allToAll(ctx, op, o, outs, ins, []*tensor.Tensor{out})
 }

@@ -143,8 +143,8 @@ func (l *Local) ReduceTo(ctx context.Context, dst *tensor.Tensor, ts []*tensor.T
 	if err := onCPU(kind, "destination", dst, ts); err != nil {
 		return nil, err
 	}
-	if dst.HasOverlap() {
-		return nil, bad(kind, "elements of the destination (%v with strides %v) overlap in memory", dst, dst.Strides())
+	if err := overlap(kind, 0, []*tensor.Tensor{dst}, ts); err != nil {
+		return nil, err
 	}
 	red, err := op.Reduction(ts[0].DType(), len(ts))
 	if err != nil {
@@ -290,7 +290,7 @@ func (l *Local) check(op work.OpType, ts []*tensor.Tensor, root int) error {
 		return bad(op, "invalid root tensor: %d (there are %d)", root, len(ts))
 	}
 	for i, t := range ts {
-		if err := dense(l.g.Driver, nil, op, fmt.Sprint("tensor ", i), output, t); err != nil {
+		if err := dense(l.g.Driver, nil, op, fmt.Sprint("tensor ", i), t); err != nil {
 			return err
 		}
 		switch {
@@ -302,10 +302,7 @@ func (l *Local) check(op work.OpType, ts []*tensor.Tensor, root int) error {
 			return bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
 		}
 	}
-	if i, j, ok := place.ShareMemory(ts); ok {
-		return bad(op, "tensors %d and %d share memory", i, j)
-	}
-	return nil
+	return overlap(op, 0, ts, nil)
 }
 
 // onCPU checks a tensor in CPU memory: the source or the destination of an operation on ts.

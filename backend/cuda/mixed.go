@@ -374,22 +374,26 @@ func (s *shadowed) back(written []*tensor.Tensor) error {
 	for _, t := range written {
 		results[t] = true
 	}
+	var at []int
 	for i, t := range s.tensors {
-		if n := t.ByteLen(); n > 0 && results[t] {
-			if err := st.Copy(s.pinned[i].Ptr(), s.memory[i].Ptr(), n); err != nil {
-				return err
-			}
+		if results[t] && t.Len() > 0 {
+			at = append(at, i)
+			results[t] = false // in place, the input's shadow comes later, and does not have the result
+		}
+	}
+	for _, i := range at {
+		if err := st.Copy(s.pinned[i].Ptr(), s.memory[i].Ptr(), s.tensors[i].ByteLen()); err != nil {
+			return err
 		}
 	}
 	if err := s.drained(); err != nil {
 		return err
 	}
-	for i, t := range s.tensors {
-		if n := t.ByteLen(); n > 0 && results[t] {
-			driver.HostAccess(s.b.g.Driver, "unpacking a tensor in CPU memory", driver.Reads(s.pinned[i].Ptr(), n))
-			if err := t.Unpack(s.pinned[i].Bytes()[:n]); err != nil {
-				return err
-			}
+	for _, i := range at {
+		n := s.tensors[i].ByteLen()
+		driver.HostAccess(s.b.g.Driver, "unpacking a tensor in CPU memory", driver.Reads(s.pinned[i].Ptr(), n))
+		if err := s.tensors[i].Unpack(s.pinned[i].Bytes()[:n]); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -19,7 +19,7 @@ func tagged(op work.OpType, tag uint32) error {
 	return nil
 }
 
-func (b *Backend) peer(op work.OpType, t *tensor.Tensor, rank int, tag uint32, r role) error {
+func (b *Backend) peer(op work.OpType, t *tensor.Tensor, rank int, tag uint32) error {
 	if err := tagged(op, tag); err != nil {
 		return err
 	}
@@ -29,7 +29,7 @@ func (b *Backend) peer(op work.OpType, t *tensor.Tensor, rank int, tag uint32, r
 	if rank == b.g.Rank {
 		return bad(op, "rank %d cannot send to or receive from itself", rank)
 	}
-	return b.dense(op, "tensor", r, t)
+	return b.dense(op, "tensor", t)
 }
 
 // onLane reports whether a message may go from device to device: the default tag, in a group that may have
@@ -40,7 +40,7 @@ func (b *Backend) onLane(o backend.P2POptions) bool {
 
 // Send sends t, past the collectives: from device to device, or once it is on the host.
 func (b *Backend) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend.P2POptions) (*work.Work, error) {
-	if err := b.peer(work.Send, t, dst, o.Tag, input); err != nil {
+	if err := b.peer(work.Send, t, dst, o.Tag); err != nil {
 		return nil, err
 	}
 	if one := []*tensor.Tensor{t}; b.shadows(b.onLane(o), one) {
@@ -59,7 +59,10 @@ func (b *Backend) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend
 
 // Recv receives into t.
 func (b *Backend) Recv(ctx context.Context, t *tensor.Tensor, src int, o backend.P2POptions) (*work.Work, error) {
-	if err := b.peer(work.Recv, t, src, o.Tag, output); err != nil {
+	if err := b.peer(work.Recv, t, src, o.Tag); err != nil {
+		return nil, err
+	}
+	if err := b.overlap(work.Recv, []*tensor.Tensor{t}, nil); err != nil {
 		return nil, err
 	}
 	if one := []*tensor.Tensor{t}; b.shadows(b.onLane(o), one) {
@@ -90,7 +93,10 @@ func (b *Backend) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend
 	if err := tagged(op, o.Tag); err != nil {
 		return nil, err
 	}
-	if err := b.dense(op, "tensor", output, t); err != nil {
+	if err := b.dense(op, "tensor", t); err != nil {
+		return nil, err
+	}
+	if err := b.overlap(op, []*tensor.Tensor{t}, nil); err != nil {
 		return nil, err
 	}
 	if one := []*tensor.Tensor{t}; b.shadows(b.onLane(o), one) {

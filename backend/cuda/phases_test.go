@@ -20,17 +20,15 @@ import (
 func TestF33Phases(t *testing.T) {
 	const n = 1 << 20
 	one := func(t *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{t} }
-	// halves are parts for two ranks.
-	halves := func(t *tensor.Tensor) []*tensor.Tensor {
-		a, err := t.Slice(0, 0, n/8)
-		if err != nil {
-			panic(err)
+	parts := func(t *tensor.Tensor, k int) (all []*tensor.Tensor) {
+		for i := range k {
+			part, err := t.Slice(0, i*t.Len()/k, (i+1)*t.Len()/k)
+			if err != nil {
+				panic(err)
+			}
+			all = append(all, part)
 		}
-		b, err := t.Slice(0, n/8, n/4)
-		if err != nil {
-			panic(err)
-		}
-		return []*tensor.Tensor{a, b}
+		return all
 	}
 	for name, call := range map[string]func(x *rank, r int, t *tensor.Tensor) (*work.Work, error){
 		"all_reduce_coalesced": func(x *rank, _ int, t *tensor.Tensor) (*work.Work, error) {
@@ -43,13 +41,14 @@ func TestF33Phases(t *testing.T) {
 			return x.b.Reduce(x.ctx, t, backend.ReduceOptions{})
 		},
 		"all_gather": func(x *rank, r int, t *tensor.Tensor) (*work.Work, error) {
-			return x.b.AllGatherIntoTensor(x.ctx, t, halves(t)[r], backend.AllGatherOptions{})
+			return x.b.AllGatherIntoTensor(x.ctx, t, parts(t, 2)[r], backend.AllGatherOptions{})
 		},
 		"reduce_scatter": func(x *rank, r int, t *tensor.Tensor) (*work.Work, error) {
-			return x.b.ReduceScatterTensor(x.ctx, halves(t)[r], t, backend.ReduceScatterOptions{})
+			return x.b.ReduceScatterTensor(x.ctx, parts(t, 2)[r], t, backend.ReduceScatterOptions{})
 		},
 		"all_to_all": func(x *rank, _ int, t *tensor.Tensor) (*work.Work, error) {
-			return x.b.AllToAll(x.ctx, halves(t), halves(t), backend.AllToAllOptions{})
+			quarters := parts(t, 4)
+			return x.b.AllToAll(x.ctx, quarters[:2], quarters[2:], backend.AllToAllOptions{})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -180,6 +180,7 @@ func (b *Backend) Close() error {
 type call struct {
 	op      work.OpType
 	timeout time.Duration
+	out, in []*tensor.Tensor // that are written, and only read
 	tensors []*tensor.Tensor // that PyTorch compares
 	more    []*tensor.Tensor // that have to agree as well
 	real    bool             // PyTorch's front end turns complex tensors into real ones
@@ -208,6 +209,9 @@ func (c *call) fingerprint(own bool) Fingerprint {
 func (b *Backend) run(ctx context.Context, c call, issue func(context.Context) (*work.Work, error)) (*work.Work, error) {
 	if slices.Contains(c.tensors, nil) || slices.Contains(c.more, nil) {
 		return issue(ctx) // which refuses it
+	}
+	if err := backend.CheckMemory(c.op, b.Rank(), c.out, c.in); err != nil {
+		return nil, &backend.ArgumentError{Backend: b.Name(), Op: c.op, What: err.Error()}
 	}
 	ctx = &begun.Context{Context: ctx, Since: time.Now()}
 	if err := b.check(ctx, &c); err != nil {

@@ -828,17 +828,22 @@ func TestEveryCollectiveIsChecked(t *testing.T) {
 		b, err := detail.New(t.Context(), inner, func(context.Context, backend.Options) (backend.Backend, error) { return control, nil },
 			backend.Options{Store: store.NewHash(), Size: 2})
 		require.NoError(t, err)
-		args := make([]reflect.Value, m.Type.NumIn())
+		args, overlapping := make([]reflect.Value, m.Type.NumIn()), make([]reflect.Value, m.Type.NumIn())
 		for k := range args {
-			args[k] = argument(m.Type.In(k))
+			args[k] = argument(m.Type.In(k), 1)
+			overlapping[k] = argument(m.Type.In(k), 0)
+		}
+		if m.Name != "Barrier" && !isMessage(m.Name) {
+			err, _ := reflect.ValueOf(b).MethodByName(m.Name).Call(overlapping)[1].Interface().(error)
+			require.ErrorIs(t, err, backend.ErrInvalidArgument, m.Name)
+			require.Empty(t, control.called, "%s: refused before the ranks meet", m.Name)
 		}
 		out := reflect.ValueOf(b).MethodByName(m.Name).Call(args)
 		err, _ = out[1].Interface().(error)
-		switch m.Name {
-		case "Send", "Recv", "RecvAnySource":
+		if isMessage(m.Name) {
 			require.ErrorIs(t, err, errors.ErrUnsupported, m.Name)
 			require.Empty(t, control.called, m.Name)
-		default:
+		} else {
 			require.ErrorIs(t, err, sentinel, m.Name)
 			require.Equal(t, []string{"MonitoredBarrier", "Abort"}, control.called, m.Name)
 			require.Equal(t, []string{"Abort"}, inner.called, "%s: the whole group ends", m.Name)
@@ -851,16 +856,24 @@ func TestEveryCollectiveIsChecked(t *testing.T) {
 	require.Equal(t, 18, checked)
 }
 
-// argument returns a value that an operation takes.
-func argument(typ reflect.Type) reflect.Value {
+func isMessage(name string) bool {
+	return slices.Contains([]string{"Send", "Recv", "RecvAnySource"}, name)
+}
+
+// argument returns a value that an operation takes. Elements of tensors share memory if the stride is 0.
+func argument(typ reflect.Type, stride int) reflect.Value {
 	switch typ {
 	case reflect.TypeFor[context.Context]():
 		return reflect.ValueOf(context.Background())
 	case reflect.TypeFor[*tensor.Tensor]():
-		return reflect.ValueOf(zeros(tensor.Float32, 2))
+		t, err := zeros(tensor.Float32, 2).AsStrided([]int{2}, []int{stride}, 0)
+		if err != nil {
+			panic(err)
+		}
+		return reflect.ValueOf(t)
 	}
 	if typ.Kind() == reflect.Slice {
-		return reflect.Append(reflect.Zero(typ), argument(typ.Elem()))
+		return reflect.Append(reflect.Zero(typ), argument(typ.Elem(), stride))
 	}
 	return reflect.Zero(typ)
 }

@@ -1,8 +1,6 @@
 package gloo
 
 import (
-	"unsafe"
-
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -88,28 +86,6 @@ func (e *engine) list(i int, ts []*tensor.Tensor, counts []int64) [][]byte {
 		return nil
 	}
 	return l
-}
-
-// disjoint reports whether buf lies disjoint from all in a list but for number same, which it
-// may be.
-func disjoint(buf []byte, list [][]byte, same int) bool {
-	at, n := uintptr(unsafe.Pointer(unsafe.SliceData(buf))), uintptr(len(buf))
-	for i, b := range list {
-		from, m := uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b))
-		if n > 0 && m > 0 && at < from+m && from < at+n && (i != same || at != from) {
-			return false
-		}
-	}
-	return true
-}
-
-func allDisjoint(a, b [][]byte) bool {
-	for _, buf := range a {
-		if !disjoint(buf, b, -1) {
-			return false
-		}
-	}
-	return true
 }
 
 func single(t *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{t} }

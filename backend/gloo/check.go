@@ -14,16 +14,8 @@ func bad(op work.OpType, format string, args ...any) error {
 	return &backend.ArgumentError{Backend: Name, Op: op, What: fmt.Sprintf(format, args...)}
 }
 
-// role is what a tensor is for in an operation.
-type role int
-
-const (
-	input  role = iota
-	output      // written, so its elements must not overlap
-)
-
 // dense checks a strided tensor in CPU memory.
-func dense(op work.OpType, name string, r role, t *tensor.Tensor) error {
+func dense(op work.OpType, name string, t *tensor.Tensor) error {
 	switch {
 	case t == nil:
 		return bad(op, "%s is nil", name)
@@ -31,17 +23,15 @@ func dense(op work.OpType, name string, r role, t *tensor.Tensor) error {
 		return bad(op, "only supports dense tensors, %s is %v", name, t)
 	case t.Device().Type != tensor.CPU:
 		return bad(op, "unsupported device type %v of %s", t.Device().Type, name)
-	case r == output && t.HasOverlap():
-		return bad(op, "elements of %s (%v with strides %v) overlap in memory", name, t, t.Strides())
 	}
 	return nil
 }
 
 // like checks that every tensor of a list is dense and of one dtype and shape.
-func like(op work.OpType, name string, r role, want *tensor.Tensor, ts []*tensor.Tensor) error {
+func like(op work.OpType, name string, want *tensor.Tensor, ts []*tensor.Tensor) error {
 	for i, t := range ts {
-		if dense(op, name, r, t) != nil {
-			return dense(op, numbered(name, i), r, t)
+		if dense(op, name, t) != nil {
+			return dense(op, numbered(name, i), t)
 		}
 		if t.DType() != want.DType() {
 			return bad(op, "invalid tensor type at index %d of %s (expected %v, got %v)", i, name, want.DType(), t.DType())
@@ -59,14 +49,22 @@ func numbered(list string, i int) string {
 }
 
 // typed checks that every tensor of a list is dense and of one dtype; shapes may differ.
-func typed(op work.OpType, name string, r role, d tensor.DType, ts []*tensor.Tensor) error {
+func typed(op work.OpType, name string, d tensor.DType, ts []*tensor.Tensor) error {
 	for i, t := range ts {
-		if dense(op, name, r, t) != nil {
-			return dense(op, numbered(name, i), r, t)
+		if dense(op, name, t) != nil {
+			return dense(op, numbered(name, i), t)
 		}
 		if t.DType() != d {
 			return bad(op, "invalid tensor type at index %d of %s (expected %v, got %v)", i, name, d, t.DType())
 		}
+	}
+	return nil
+}
+
+// overlap checks that a call's tensors share memory only where they may.
+func (b *Backend) overlap(op work.OpType, out, in []*tensor.Tensor) error {
+	if err := backend.CheckMemory(op, b.rank, out, in); err != nil {
+		return bad(op, "%v", err)
 	}
 	return nil
 }

@@ -23,10 +23,13 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 	if o.RootTensor < 0 || o.RootTensor >= len(ts) {
 		return nil, bad(op, "invalid root tensor: %d (there are %d)", o.RootTensor, len(ts))
 	}
-	if err := dense(op, "tensor 0", output, ts[0]); err != nil {
+	if err := dense(op, "tensor 0", ts[0]); err != nil {
 		return nil, err
 	}
-	if err := like(op, "tensors", output, ts[0], ts); err != nil {
+	if err := like(op, "tensors", ts[0], ts); err != nil {
+		return nil, err
+	}
+	if err := b.overlap(op, ts, nil); err != nil {
 		return nil, err
 	}
 	t := ts[0]
@@ -72,6 +75,9 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 			return nil, bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
 		}
 	}
+	if err := b.overlap(op, ts, nil); err != nil {
+		return nil, err
+	}
 	q := b.spare()
 	ts = append(q.room[:0], ts...)
 	call := &q.reduce
@@ -97,10 +103,13 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 	if len(ts) == 0 {
 		return nil, bad(op, "requires non-empty tensor list")
 	}
-	if err := dense(op, "tensor 0", output, ts[0]); err != nil {
+	if err := dense(op, "tensor 0", ts[0]); err != nil {
 		return nil, err
 	}
-	if err := typed(op, "tensors", output, ts[0].DType(), ts); err != nil {
+	if err := typed(op, "tensors", ts[0].DType(), ts); err != nil {
+		return nil, err
+	}
+	if err := b.overlap(op, ts, nil); err != nil {
 		return nil, err
 	}
 	red, err := b.reduction(op, o.Op, ts[0].DType())
@@ -142,7 +151,10 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 	if err := b.root(op, o.Root); err != nil {
 		return nil, err
 	}
-	if err := dense(op, "tensor", output, t); err != nil {
+	if err := dense(op, "tensor", t); err != nil {
+		return nil, err
+	}
+	if err := b.overlap(op, single(t), nil); err != nil {
 		return nil, err
 	}
 	red, err := b.reduction(op, o.Op, t.DType())
@@ -185,13 +197,16 @@ func runReduce(e *engine) error {
 // AllGather passes the ranks' inputs around a ring.
 func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	const op = work.AllGather
-	if err := dense(op, "input", input, in); err != nil {
+	if err := dense(op, "input", in); err != nil {
 		return nil, err
 	}
 	if err := b.listed(op, "output", len(out)); err != nil {
 		return nil, err
 	}
-	if err := like(op, "outputs", output, in, out); err != nil {
+	if err := like(op, "outputs", in, out); err != nil {
+		return nil, err
+	}
+	if err := b.overlap(op, out, single(in)); err != nil {
 		return nil, err
 	}
 	q := b.spare()
@@ -211,7 +226,7 @@ func (b *Backend) issueAllGather(ctx context.Context, op work.OpType, timeout ti
 func runAllGather(e *engine) error {
 	c, s := &e.op.args, e.session
 	if s.lists != nil && len(c.all) == s.size {
-		if list := e.list(0, c.all, nil); list != nil && disjoint(c.t.Bytes(), list, s.rank) {
+		if list := e.list(0, c.all, nil); list != nil {
 			return e.inPlace(c.t, true, func(mine []byte) error { return s.lists.allGatherList(e, list, mine) })
 		}
 	}
@@ -233,17 +248,20 @@ func (b *Backend) gatherAll(ctx context.Context, op work.OpType, timeout time.Du
 // AllGatherV gathers inputs of unequal size: around a ring, through shared memory, or among clusters.
 func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	const op = work.AllGather
-	if err := dense(op, "input", input, in); err != nil {
+	if err := dense(op, "input", in); err != nil {
 		return nil, err
 	}
 	if err := b.listed(op, "output", len(out)); err != nil {
 		return nil, err
 	}
-	if err := typed(op, "outputs", output, in.DType(), out); err != nil {
+	if err := typed(op, "outputs", in.DType(), out); err != nil {
 		return nil, err
 	}
 	if !out[b.rank].SameShape(in) {
 		return nil, bad(op, "output %d has shape %v, this rank's input %v", b.rank, out[b.rank].Shape(), in.Shape())
+	}
+	if err := b.overlap(op, out, single(in)); err != nil {
+		return nil, err
 	}
 	out = slices.Clone(out)
 	counts := counted(out)
@@ -268,13 +286,16 @@ func lengthsOf(counts []int64, ts []*tensor.Tensor) []int64 {
 // AllGatherIntoTensor passes the inputs around a ring, straight into out.
 func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	const op = work.AllGatherIntoTensor
-	if err := dense(op, "input", input, in); err != nil {
+	if err := dense(op, "input", in); err != nil {
 		return nil, err
 	}
-	if err := dense(op, "output", output, out); err != nil {
+	if err := dense(op, "output", out); err != nil {
 		return nil, err
 	}
 	if err := b.parts(op, out, in); err != nil {
+		return nil, err
+	}
+	if err := b.overlap(op, single(out), single(in)); err != nil {
 		return nil, err
 	}
 	q := b.spare()
@@ -289,10 +310,10 @@ func (b *Backend) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor
 	if len(in) == 0 {
 		return nil, bad(op, "requires non-empty input tensor list")
 	}
-	if err := dense(op, "input 0", input, in[0]); err != nil {
+	if err := dense(op, "input 0", in[0]); err != nil {
 		return nil, err
 	}
-	if err := typed(op, "inputs", input, in[0].DType(), in); err != nil {
+	if err := typed(op, "inputs", in[0].DType(), in); err != nil {
 		return nil, err
 	}
 	if len(out) != b.size {
@@ -303,7 +324,7 @@ func (b *Backend) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor
 		if len(list) != len(in) {
 			return nil, bad(op, "invalid output size of list %d: (expected length %d, got %d)", r, len(in), len(list))
 		}
-		if err := typed(op, "outputs", output, in[0].DType(), list); err != nil {
+		if err := typed(op, "outputs", in[0].DType(), list); err != nil {
 			return nil, err
 		}
 		for i, t := range list {
@@ -312,6 +333,9 @@ func (b *Backend) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor
 			}
 		}
 		joined = append(joined, list...)
+	}
+	if err := b.overlap(op, joined, in); err != nil {
+		return nil, err
 	}
 	return b.gatherAll(ctx, op, o.Timeout, joined, slices.Clone(in), joined)
 }
@@ -325,19 +349,22 @@ func (b *Backend) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*t
 	if len(out) != len(in) {
 		return nil, bad(op, "requires input/output tensor lists to have the same length (%d and %d)", len(in), len(out))
 	}
-	if err := dense(op, "input 0", input, in[0]); err != nil {
+	if err := dense(op, "input 0", in[0]); err != nil {
 		return nil, err
 	}
-	if err := typed(op, "inputs", input, in[0].DType(), in); err != nil {
+	if err := typed(op, "inputs", in[0].DType(), in); err != nil {
 		return nil, err
 	}
-	if err := typed(op, "outputs", output, in[0].DType(), out); err != nil {
+	if err := typed(op, "outputs", in[0].DType(), out); err != nil {
 		return nil, err
 	}
 	for i := range in {
 		if err := b.parts(op, out[i], in[i]); err != nil {
 			return nil, err
 		}
+	}
+	if err := b.overlap(op, out, in); err != nil {
+		return nil, err
 	}
 	// On the wire rank r's inputs lie together; in the outputs, input i of all ranks.
 	joined := make([]*tensor.Tensor, 0, b.size*len(in))
@@ -369,16 +396,16 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 	if err := b.root(op, o.Root); err != nil {
 		return nil, err
 	}
-	if err := dense(op, "input", input, in); err != nil {
+	if err := dense(op, "input", in); err != nil {
 		return nil, err
 	}
 	if b.rank == o.Root {
 		if err := b.listed(op, "output", len(out)); err != nil {
 			return nil, err
 		}
-		check := typed(op, "outputs", output, in.DType(), out)
+		check := typed(op, "outputs", in.DType(), out)
 		if even {
-			check = like(op, "outputs", output, in, out)
+			check = like(op, "outputs", in, out)
 		}
 		if check != nil {
 			return nil, check
@@ -388,6 +415,9 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 		}
 	} else if len(out) != 0 {
 		return nil, bad(op, "requires empty output on non-root (rank %d, root %d)", b.rank, o.Root)
+	}
+	if err := b.overlap(op, out, single(in)); err != nil {
+		return nil, err
 	}
 	q := b.spare()
 	c := &q.args
@@ -412,7 +442,7 @@ func (b *Backend) gather(ctx context.Context, out []*tensor.Tensor, in *tensor.T
 func runGather(e *engine) error {
 	c, s := &e.op.args, e.session
 	if s.lists != nil && c.even {
-		if list := e.list(0, c.all, nil); s.rank != c.root || list != nil && disjoint(c.t.Bytes(), list, s.rank) {
+		if list := e.list(0, c.all, nil); s.rank != c.root || list != nil {
 			return e.inPlace(c.t, true, func(mine []byte) error { return s.lists.gatherList(e, list, mine, c.root) })
 		}
 	}
@@ -425,18 +455,21 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 	if err := b.root(op, o.Root); err != nil {
 		return nil, err
 	}
-	if err := dense(op, "output", output, out); err != nil {
+	if err := dense(op, "output", out); err != nil {
 		return nil, err
 	}
 	if b.rank == o.Root {
 		if err := b.listed(op, "input", len(in)); err != nil {
 			return nil, err
 		}
-		if err := like(op, "inputs", input, out, in); err != nil {
+		if err := like(op, "inputs", out, in); err != nil {
 			return nil, err
 		}
 	} else if len(in) != 0 {
 		return nil, bad(op, "requires empty input on non-root (rank %d, root %d)", b.rank, o.Root)
+	}
+	if err := b.overlap(op, single(out), in); err != nil {
+		return nil, err
 	}
 	q := b.spare()
 	q.run, q.result = runScatter, append(q.room[:0], out)
@@ -451,7 +484,7 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 func runScatter(e *engine) error {
 	c, s := &e.op.args, e.session
 	if s.lists != nil {
-		if list := e.list(0, c.all, nil); s.rank != c.root || list != nil && disjoint(c.t.Bytes(), list, s.rank) {
+		if list := e.list(0, c.all, nil); s.rank != c.root || list != nil {
 			return e.inPlace(c.t, false, func(mine []byte) error { return s.lists.scatterList(e, mine, list, c.root) })
 		}
 	}
@@ -461,17 +494,20 @@ func runScatter(e *engine) error {
 // ReduceScatter combines input i of all ranks into rank i's output.
 func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
 	const op = work.ReduceScatter
-	if err := dense(op, "output", output, out); err != nil {
+	if err := dense(op, "output", out); err != nil {
 		return nil, err
 	}
 	if err := b.listed(op, "input", len(in)); err != nil {
 		return nil, err
 	}
-	if err := typed(op, "inputs", input, out.DType(), in); err != nil {
+	if err := typed(op, "inputs", out.DType(), in); err != nil {
 		return nil, err
 	}
 	if !in[b.rank].SameShape(out) {
 		return nil, bad(op, "input %d has shape %v, this rank's output %v", b.rank, in[b.rank].Shape(), out.Shape())
+	}
+	if err := b.overlap(op, single(out), in); err != nil {
+		return nil, err
 	}
 	in = slices.Clone(in)
 	counts := counted(in)
@@ -534,10 +570,10 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 		return nil, bad(op, "requires non-empty input/output tensor lists of the same length (%d and %d)", len(in), len(out))
 	}
 	for i := range in {
-		if err := dense(op, "input", input, in[i]); err != nil {
+		if err := dense(op, "input", in[i]); err != nil {
 			return nil, err
 		}
-		if err := dense(op, "output", output, out[i]); err != nil {
+		if err := dense(op, "output", out[i]); err != nil {
 			return nil, err
 		}
 		if err := b.parts(op, in[i], out[i]); err != nil {
@@ -546,6 +582,9 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 		if in[i].DType() != in[0].DType() {
 			return nil, bad(op, "invalid tensor type at index %d (expected %v, got %v)", i, in[0].DType(), in[i].DType())
 		}
+	}
+	if err := b.overlap(op, out, in); err != nil {
+		return nil, err
 	}
 	if len(in) == 1 {
 		return b.reduceScatterOne(ctx, op, out[0], in[0], o)
@@ -593,17 +632,20 @@ func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o back
 	if err := b.listed(op, "input", len(in)); err != nil {
 		return nil, err
 	}
-	if err := dense(op, "input 0", input, in[0]); err != nil {
+	if err := dense(op, "input 0", in[0]); err != nil {
 		return nil, err
 	}
-	if err := typed(op, "inputs", input, in[0].DType(), in); err != nil {
+	if err := typed(op, "inputs", in[0].DType(), in); err != nil {
 		return nil, err
 	}
-	if err := typed(op, "outputs", output, in[0].DType(), out); err != nil {
+	if err := typed(op, "outputs", in[0].DType(), out); err != nil {
 		return nil, err
 	}
 	if !in[b.rank].SameShape(out[b.rank]) {
 		return nil, bad(op, "input %d has shape %v, output %d %v", b.rank, in[b.rank].Shape(), b.rank, out[b.rank].Shape())
+	}
+	if err := b.overlap(op, out, in); err != nil {
+		return nil, err
 	}
 	out, in = slices.Clone(out), slices.Clone(in)
 	return b.allToAll(ctx, op, o.Timeout, out, in, counted(out), counted(in))
@@ -612,7 +654,7 @@ func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o back
 func (b *Backend) allToAll(ctx context.Context, op work.OpType, timeout time.Duration, out, in []*tensor.Tensor, recv, send []int64) (*work.Work, error) {
 	run := func(e *engine) error {
 		if b.lists != nil {
-			if to, from := e.list(0, out, recv), e.list(1, in, send); to != nil && from != nil && allDisjoint(to, from) {
+			if to, from := e.list(0, out, recv), e.list(1, in, send); to != nil && from != nil {
 				return b.lists.allToAllList(e, to, from)
 			}
 		}
@@ -627,10 +669,10 @@ func (b *Backend) allToAll(ctx context.Context, op work.OpType, timeout time.Dur
 // AllToAllSingle sends part j of in straight to rank j.
 func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, o backend.AllToAllOptions) (*work.Work, error) {
 	const op = work.AllToAllSingle
-	if err := dense(op, "input", input, in); err != nil {
+	if err := dense(op, "input", in); err != nil {
 		return nil, err
 	}
-	if err := dense(op, "output", output, out); err != nil {
+	if err := dense(op, "output", out); err != nil {
 		return nil, err
 	}
 	if in.DType() != out.DType() {
@@ -646,6 +688,9 @@ func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, ou
 	}
 	if send[b.rank] != recv[b.rank] {
 		return nil, bad(op, "rank %d sends itself %d bytes but receives %d", b.rank, send[b.rank], recv[b.rank])
+	}
+	if err := b.overlap(op, single(out), single(in)); err != nil {
+		return nil, err
 	}
 	return b.allToAll(ctx, op, o.Timeout, single(out), single(in), recv, send)
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// Tensors of a list go as they lie, or packed if one cannot. Outputs that are inputs
-// too change nothing about the result.
+// TestLists: tensors of a list go as they lie, or packed if one cannot, also in place.
 func TestLists(t *testing.T) {
 	const p, root = 3, 1
 	block := func(from, to int) *tensor.Tensor { return vec(float32(10*from+to), float32(from), float32(to)) }
@@ -48,49 +47,37 @@ func TestLists(t *testing.T) {
 							}
 							return ts
 						}
-						for alias := range p {
-							// The input is output number alias.
-							out := fresh()
-							in := out[alias]
+						for _, inPlace := range []bool{false, true} {
+							out, in := fresh(), make(-1, -1)
+							if inPlace {
+								in = out[r]
+							}
 							assert.NoError(t, in.CopyFrom(block(r, r)))
 							assert.NoError(t, wait(b.AllGather(t.Context(), out, in, backend.AllGatherOptions{})))
 							for from, got := range out {
 								equal(t, "all_gather", block(from, from), got)
 							}
 
-							// The output is input number alias.
-							var ins []*tensor.Tensor
-							got := make(-1, -1)
+							var ins, outs []*tensor.Tensor
+							got, in := make(-1, -1), make(r, r)
 							if r == root {
-								ins = toAll()
-								got = ins[alias]
+								ins, outs = toAll(), fresh()
+								if inPlace {
+									got, in = ins[r], outs[r]
+									assert.NoError(t, in.CopyFrom(block(r, r)))
+								}
 							}
 							assert.NoError(t, wait(b.Scatter(t.Context(), got, ins, backend.ScatterOptions{Root: root})))
 							equal(t, "scatter", block(root, r), got)
-
-							var outs []*tensor.Tensor
-							if r == root {
-								outs = fresh()
-								in = outs[alias]
-								assert.NoError(t, in.CopyFrom(block(r, r)))
-							} else {
-								in = make(r, r)
-							}
 							assert.NoError(t, wait(b.Gather(t.Context(), outs, in, backend.GatherOptions{Root: root})))
 							for from, got := range outs {
 								equal(t, "gather", block(from, from), got)
 							}
 						}
-						for _, inPlace := range []bool{false, true} {
-							in := toAll()
-							out := in
-							if !inPlace {
-								out = fresh()
-							}
-							assert.NoError(t, wait(b.AllToAll(t.Context(), out, in, backend.AllToAllOptions{})))
-							for from, got := range out {
-								equal(t, "all_to_all", block(from, r), got)
-							}
+						out := fresh()
+						assert.NoError(t, wait(b.AllToAll(t.Context(), out, toAll(), backend.AllToAllOptions{})))
+						for from, got := range out {
+							equal(t, "all_to_all", block(from, r), got)
 						}
 					})
 				}

@@ -16,7 +16,7 @@ import (
 
 // Send posts t for rank dst at once, past the queue. Its slot is the tag itself.
 func (b *Backend) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend.P2POptions) (*work.Work, error) {
-	if err := b.peer(work.Send, t, dst, input); err != nil {
+	if err := b.peer(work.Send, t, dst); err != nil {
 		return nil, err
 	}
 	buf := t.Bytes()
@@ -32,7 +32,10 @@ func (b *Backend) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend
 
 // Recv posts a receive from rank src at once, past the queue.
 func (b *Backend) Recv(ctx context.Context, t *tensor.Tensor, src int, o backend.P2POptions) (*work.Work, error) {
-	if err := b.peer(work.Recv, t, src, output); err != nil {
+	if err := b.peer(work.Recv, t, src); err != nil {
+		return nil, err
+	}
+	if err := b.overlap(work.Recv, single(t), nil); err != nil {
 		return nil, err
 	}
 	return b.receive(ctx, work.Recv, t, src, o)
@@ -43,7 +46,10 @@ func (b *Backend) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend
 	if b.size == 1 {
 		return nil, bad(work.RecvAnySource, "no other rank is in the group")
 	}
-	if err := dense(work.RecvAnySource, "tensor", output, t); err != nil {
+	if err := dense(work.RecvAnySource, "tensor", t); err != nil {
+		return nil, err
+	}
+	if err := b.overlap(work.RecvAnySource, single(t), nil); err != nil {
 		return nil, err
 	}
 	return b.receive(ctx, work.RecvAnySource, t, -1, o)
@@ -60,14 +66,14 @@ func (b *Backend) receive(ctx context.Context, op work.OpType, t *tensor.Tensor,
 	return b.p2pOp(ctx, op, o, src, packed.Bytes(), t)
 }
 
-func (b *Backend) peer(op work.OpType, t *tensor.Tensor, rank int, r role) error {
+func (b *Backend) peer(op work.OpType, t *tensor.Tensor, rank int) error {
 	if rank < 0 || rank >= b.size {
 		return bad(op, "invalid rank %d (the group has %d ranks)", rank, b.size)
 	}
 	if rank == b.rank {
 		return bad(op, "rank %d cannot send to or receive from itself", rank)
 	}
-	return dense(op, "tensor", r, t)
+	return dense(op, "tensor", t)
 }
 
 // p2pOp posts a send (out is nil) or a receive into buf, which is out's own

@@ -54,6 +54,7 @@ var layers = []layer{
 	{"internal/begun", nil},
 	{"internal/attack", []string{"github.com/stretchr/testify/..."}},
 	{"internal/waiting/...", nil},
+	{"internal/overlaptest", []string{"tensor", "work", "backend"}},
 
 	{"store", nil},
 	{"store/storetest", []string{"store", "github.com/stretchr/testify/..."}},

@@ -28,10 +28,10 @@ func (c *Call) do(p *Part) error {
 		return c.gather(p)
 	case work.Scatter:
 		n := p.Out[0].ByteLen()
-		return c.exchange(p, d.B.Rank*n, func(out, in driver.Ptr) error { return d.comm.Scatter(c.stream, out, in, n, p.Root, c.form(p, out)) })
+		return c.exchange(p, func(out, in driver.Ptr) error { return d.comm.Scatter(c.stream, out, in, n, p.Root, c.form(p, out)) })
 	case work.AllToAll, work.AllToAllSingle:
 		send, take := c.spans(p.In), c.spans(p.Out)
-		return c.transfer(p, nowhere, func(out, in driver.Ptr) error { return d.comm.AllToAllV(c.stream, out, in, take, send, c.form(p, out)) })
+		return c.transfer(p, func(out, in driver.Ptr) error { return d.comm.AllToAllV(c.stream, out, in, take, send, c.form(p, out)) })
 	}
 	dtype, es := p.Out[0].DType(), p.Out[0].DType().Size()
 	switch op {
@@ -78,12 +78,12 @@ func (c *Call) do(p *Part) error {
 		if p.Uneven {
 			return c.gatherUneven(p)
 		}
-		return c.exchange(p, d.B.Rank*p.N*es, func(out, in driver.Ptr) error { return d.comm.AllGather(c.stream, out, in, p.N*es, p.Form) })
+		return c.exchange(p, func(out, in driver.Ptr) error { return d.comm.AllGather(c.stream, out, in, p.N*es, p.Form) })
 	default:
 		if p.Uneven {
 			return c.scatterUneven(p)
 		}
-		return c.exchange(p, d.B.Rank*p.N*es, func(out, in driver.Ptr) error {
+		return c.exchange(p, func(out, in driver.Ptr) error {
 			return d.comm.ReduceScatter(c.stream, out, in, p.N, dtype, p.Op, p.Form)
 		})
 	}
@@ -140,13 +140,10 @@ func (c *Call) reduce(p *Part) error {
 func (c *Call) gather(p *Part) error {
 	n := p.In[0].ByteLen()
 	if !p.Uneven {
-		return c.exchange(p, c.d.B.Rank*n, func(out, in driver.Ptr) error { return c.d.comm.Gather(c.stream, out, in, n, p.Root, c.form(p, out)) })
+		return c.exchange(p, func(out, in driver.Ptr) error { return c.d.comm.Gather(c.stream, out, in, n, p.Root, c.form(p, out)) })
 	}
-	take, own := c.spans(p.Out), 0
-	if len(p.Out) > 0 {
-		own = take[c.d.B.Rank].Off
-	}
-	return c.transfer(p, own, func(out, in driver.Ptr) error {
+	take := c.spans(p.Out)
+	return c.transfer(p, func(out, in driver.Ptr) error {
 		return c.d.comm.GatherV(c.stream, out, in, n, take, p.Root, c.form(p, out))
 	})
 }
@@ -162,33 +159,22 @@ func (c *Call) spans(ts []*tensor.Tensor) []direct.Span {
 	return all
 }
 
-// exchange does a collective whose input and output differ in length: the shorter may be the
-// longer's bytes from mine on, but must not overlap it otherwise.
-func (c *Call) exchange(p *Part, mine int, launch func(out, in driver.Ptr) error) error {
+// exchange does a collective whose input and output differ in length. The shorter one may be this rank's
+// part of the longer one, see backend.CheckMemory.
+func (c *Call) exchange(p *Part, launch func(out, in driver.Ptr) error) error {
 	if p.N == 0 {
 		return nil
 	}
-	return c.transfer(p, mine, launch)
+	return c.transfer(p, launch)
 }
 
-// nowhere is for collectives whose input and output must not overlap at all.
-const nowhere = -1
-
 // transfer is exchange for calls that all ranks make, whatever this rank's lengths are.
-func (c *Call) transfer(p *Part, mine int, launch func(out, in driver.Ptr) error) error {
+func (c *Call) transfer(p *Part, launch func(out, in driver.Ptr) error) error {
 	in, err := c.bring(p.In)
 	if err != nil {
 		return err
 	}
-	out, n, whole := c.d.inOrder(p.Out)
-	m := length(p.In)
-	if whole && in < out+driver.Ptr(n) && out < in+driver.Ptr(m) {
-		apart := out - in
-		if m < n {
-			apart = in - out
-		}
-		whole = mine != nowhere && apart == driver.Ptr(mine)
-	}
+	out, _, whole := c.d.inOrder(p.Out)
 	if !whole {
 		if out, err = c.scratch(c.d.Dev, length(p.Out)); err != nil {
 			return err

@@ -11,7 +11,7 @@ func (c *Call) gatherUneven(p *Part) error {
 	if longest(p.Out) == 0 {
 		return nil
 	}
-	return c.transfer(p, take[c.d.B.Rank].Off, func(out, in driver.Ptr) error { return c.d.comm.AllGatherV(c.stream, out, in, take, p.Form) })
+	return c.transfer(p, func(out, in driver.Ptr) error { return c.d.comm.AllGatherV(c.stream, out, in, take, p.Form) })
 }
 
 // scatterUneven does a reduce_scatter of parts of unequal sizes. To the kernel all parts are as long as
@@ -40,11 +40,8 @@ func (c *Call) scatterUneven(p *Part) error {
 		bytes = part * len(p.In)
 	}
 	out, n, whole := d.inOrder(p.Out)
-	// The output may be this rank's part of the input, and must not overlap the others.
-	if whole && n > 0 && out < src+driver.Ptr(bytes) && src < out+driver.Ptr(n) {
-		whole = out == src+driver.Ptr(d.B.Rank*part)
-	}
-	if n = length(p.Out); !whole {
+	if !whole {
+		n = length(p.Out)
 		var err error
 		if out, err = c.scratch(d.Dev, n); err != nil {
 			return err

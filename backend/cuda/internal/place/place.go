@@ -240,24 +240,6 @@ func Start(t *tensor.Tensor) driver.Ptr {
 	return t.Memory().(interface{ Ptr() driver.Ptr }).Ptr() + driver.Ptr(t.Offset()*t.DType().Size())
 }
 
-// ShareMemory returns two tensors whose elements lie between the same bytes.
-func ShareMemory(ts []*tensor.Tensor) (i, j int, ok bool) {
-	if len(ts) == 1 {
-		return 0, 0, false
-	}
-	places := make([]*Place, len(ts))
-	for j, t := range ts {
-		places[j] = Of(t)
-		for i, p := range places[:j] {
-			q := places[j]
-			if p.Base+driver.Ptr(p.Lo) < q.Base+driver.Ptr(q.Hi) && q.Base+driver.Ptr(q.Lo) < p.Base+driver.Ptr(p.Hi) {
-				return i, j, true
-			}
-		}
-	}
-	return 0, 0, false
-}
-
 type StreamsKey struct{}
 
 // CallStreams are the streams that a call's context has.

@@ -22,5 +22,9 @@ func Fast() bool { return fast }
 // Bytes is the built-in copy. As with that, a goroutine cannot be stopped while it copies.
 func Bytes(dst, src []byte) int { return bytes(dst, src) }
 
+// Uncached is Bytes past this CPU's caches, where Bytes is fast. It does not wait for lines that are in the cache of another CPU.
+// That gains if the two CPUs share no cache: see docs/decisions/0052-far-cpus.md. Two processes on one CPU lose.
+func Uncached(dst, src []byte) int { return uncached(dst, src) }
+
 // line is the size of a cache line.
 const line = 64

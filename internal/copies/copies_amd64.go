@@ -32,6 +32,24 @@ func bytes(dst, src []byte) int {
 	return n
 }
 
+// moveUncached copies n bytes, a positive multiple of 64, past the caches. dst is aligned to 64.
+//
+//go:noescape
+func moveUncached(dst, src *byte, n uintptr)
+
+func uncached(dst, src []byte) int {
+	n := min(len(dst), len(src))
+	if n < least || !fast || overlap(dst[:n], src[:n]) {
+		return bytes(dst, src)
+	}
+	head := int(-uintptr(unsafe.Pointer(&dst[0])) % line)
+	end := head + (n-head)&^(line-1)
+	copy(dst[:head], src[:head])
+	moveUncached(&dst[head], &src[head], uintptr(end-head))
+	copy(dst[end:n], src[end:n])
+	return n
+}
+
 // overlap reports whether a and b, which have the same length, have memory in common.
 func overlap(a, b []byte) bool {
 	x, y := uintptr(unsafe.Pointer(&a[0])), uintptr(unsafe.Pointer(&b[0]))

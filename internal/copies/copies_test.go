@@ -15,8 +15,14 @@ import (
 	"github.com/c10d-go/c10d/internal/copies"
 )
 
-// TestBytes compares with the built-in copy, also where source and destination overlap.
+// TestBytes compares Bytes and Uncached with the built-in copy, also where source and destination overlap.
 func TestBytes(t *testing.T) {
+	for name, f := range map[string]func(dst, src []byte) int{"Bytes": copies.Bytes, "Uncached": copies.Uncached} {
+		t.Run(name, func(t *testing.T) { testCopy(t, f) })
+	}
+}
+
+func testCopy(t *testing.T, f func(dst, src []byte) int) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	g := rand.New(rand.NewPCG(seed, 0))
@@ -38,11 +44,11 @@ func TestBytes(t *testing.T) {
 		}
 		to, from := min(room, dst+g.IntN(most)), min(room, src+g.IntN(most))
 		n := copy(want[dst:to], want[src:from])
-		require.Equal(t, n, copies.Bytes(got[dst:to], got[src:from]), "%d:%d from %d:%d", dst, to, src, from)
+		require.Equal(t, n, f(got[dst:to], got[src:from]), "%d:%d from %d:%d", dst, to, src, from)
 		require.True(t, slices.Equal(want, got), "%d:%d from %d:%d", dst, to, src, from)
 	}
-	require.Zero(t, copies.Bytes(nil, got))
-	require.Zero(t, copies.Bytes(got, nil))
+	require.Zero(t, f(nil, got))
+	require.Zero(t, f(got, nil))
 }
 
 // TestClaim: Claim changes nothing, whatever part of a line it gets.
@@ -70,7 +76,7 @@ func BenchmarkBytes(b *testing.B) {
 	for _, c := range []struct {
 		name string
 		f    func(dst, src []byte) int
-	}{{"copy", func(dst, src []byte) int { return copy(dst, src) }}, {"Bytes", copies.Bytes}} {
+	}{{"copy", func(dst, src []byte) int { return copy(dst, src) }}, {"Bytes", copies.Bytes}, {"Uncached", copies.Uncached}} {
 		for _, n := range []int{2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20} {
 			b.Run(fmt.Sprintf("%s/%d", c.name, n), func(b *testing.B) {
 				src, dst := make([]byte, n), make([]byte, n)

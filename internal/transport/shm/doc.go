@@ -163,6 +163,9 @@
 // message's address, or its place in the sender's arena, and no data. The receiver reads
 // the message there and says so. If it cannot, it asks for the rest.
 //
+// If the receiver's CPU is far, the sender writes frames past the caches, because the lines of the ring
+// would come slowly from there. It times a frame now and then to find out.
+//
 // The receiver takes frames in their order. A message matches the oldest receive from that rank
 // for its slot, else the oldest one from any rank. Up to 1 MiB of unexpected messages from each
 // rank are kept. Then that rank is told to announce messages without data. A rank reads

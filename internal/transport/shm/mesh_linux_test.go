@@ -2,6 +2,7 @@ package shm_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -53,6 +54,35 @@ func TestF34Mesh(t *testing.T) {
 		Kill:  func(_ testing.TB, ms []transport.Mesh, rank int) { f.Kill(f.names[ms[rank]], rank) },
 		Sizes: []int{8 << 10, 8<<10 + 1, 24 << 10, 24<<10 - 1, 64<<10 - 64, 256 << 10},
 	})
+}
+
+// TestFarRing: messages to a CPU that is far arrive as they were sent, whatever their length and place in the ring.
+func TestFarRing(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	ms := newFabric().lazy(t, 2)
+	for _, m := range ms {
+		m.PretendFar()
+		m.MoveInBackground()
+	}
+	sent := make([]byte, 300<<10)
+	for i := range sent {
+		sent[i] = byte(rng.Uint32())
+	}
+	for i := range 200 {
+		at := rng.IntN(1000)
+		part := sent[at:][:rng.IntN([]int{100, 20 << 10, 70 << 10, 250 << 10}[rng.IntN(4)])]
+		got := make([]byte, len(part))
+		r := post(ms[1].Recv, 0, uint64(i), got)
+		s := post(ms[0].Send, 1, uint64(i), part)
+		ms[0].MoveInBackground()
+		ms[1].MoveInBackground()
+		<-r.done
+		<-s.done
+		require.NoError(t, errors.Join(r.Err(), s.Err()))
+		require.True(t, bytes.Equal(part, got), "message %d of %d bytes", i, len(part))
+	}
 }
 
 func (f *fabric) lazy(t testing.TB, size int) []*shm.Mesh {

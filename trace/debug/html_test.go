@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
 )
 
 // hostile are strings that would change a page if one place did not escape them.
@@ -172,4 +174,34 @@ func TestLinks(t *testing.T) {
 		found++
 	}
 	require.Equal(t, 3, found)
+}
+
+// TestLateRank: the page of a rank says that others have called what this one has not.
+func TestLateRank(t *testing.T) {
+	now := time.Now()
+	status := func(idle time.Duration, calls uint64) *Status {
+		return &Status{
+			Now: now, Recent: []Operation{{Op: "all_reduce", State: "done", Called: now.Add(-idle)}},
+			Groups: []Group{{Name: "1", Description: "pair", Ranks: []int{1, 3, 5}, Collectives: 4, Probes: []backend.Probe{{Links: []backend.State{
+				{Rank: 0, Answered: true, Calls: 4}, {Rank: 2, Answered: true, Calls: calls},
+			}}}}},
+		}
+	}
+	for _, c := range []struct {
+		idle  time.Duration
+		calls uint64
+		level string
+	}{
+		{time.Minute, 4, levelOK}, {time.Millisecond, 5, levelOK}, {2 * time.Second, 5, levelWaiting}, {time.Minute, 7, levelStuck},
+	} {
+		v := rankView{Status: status(c.idle, c.calls)}
+		v.judge()
+		require.Equal(t, c.level, v.Level)
+		if c.level == levelOK {
+			require.Equal(t, "No operation is pending.", v.Text)
+		} else {
+			require.Equal(t, `Rank 5 has called collective 5 of group "1" (pair), and this rank has not.`, v.Text)
+			require.Contains(t, v.Why[0], "all_reduce, ended ")
+		}
+	}
 }

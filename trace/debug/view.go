@@ -181,7 +181,46 @@ func (v *rankView) judge() {
 	default:
 		if o := v.failure(); o != nil {
 			v.Level, v.Text, v.Why = levelStuck, o.Op+" failed.", []string{o.Error}
+		} else {
+			v.judgeLate()
 		}
+	}
+}
+
+// judgeLate looks for a collective that others have called and this rank has not, although it has had time.
+func (v *rankView) judgeLate() {
+	idle := waitingAfter // if it has called nothing
+	if len(v.Recent) > 0 {
+		o := v.Recent[len(v.Recent)-1]
+		idle = v.Now.Sub(o.Called.Add(o.Took))
+	}
+	for _, g := range v.Groups {
+		if idle < waitingAfter || len(g.Probes) != 1 { // each of several backends counts its own calls
+			continue
+		}
+		var ahead []int
+		for _, l := range g.Probes[0].Links {
+			if l.Answered && l.Calls > g.Collectives && l.Rank >= 0 && l.Rank < len(g.Ranks) {
+				ahead = append(ahead, g.Ranks[l.Rank])
+			}
+		}
+		if len(ahead) == 0 {
+			continue
+		}
+		slices.Sort(ahead)
+		verb := " has"
+		if len(ahead) > 1 {
+			verb = " have"
+		}
+		v.Level = levelWaiting
+		if idle >= stuckAfter {
+			v.Level = levelStuck
+		}
+		v.Text = fmt.Sprintf("%s%s called collective %d of %s, and this rank has not.", upper(ranksText(ahead)), verb, g.Collectives+1, v.groupText(g.Name))
+		if len(v.Recent) > 0 {
+			v.Why = []string{fmt.Sprintf("The last operation of this rank, %s, ended %s ago.", v.Recent[len(v.Recent)-1].Op, ageText(idle))}
+		}
+		return
 	}
 }
 

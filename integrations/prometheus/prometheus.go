@@ -59,6 +59,7 @@ type Observer struct {
 
 	mu    sync.Mutex
 	known map[labels]*series
+	gone  map[string]bool // groups that were closed at the last scrape
 }
 
 // labels are those of an operation.
@@ -159,9 +160,34 @@ func (o *Observer) Collect(to chan<- prometheus.Metric) {
 	if r == nil {
 		return
 	}
+	o.forget(r)
 	for _, l := range r.Loads() {
 		to <- prometheus.MustNewConstMetric(o.epoch, prometheus.GaugeValue, float64(l.Epoch), l.Label)
 		to <- prometheus.MustNewConstMetric(o.count, prometheus.GaugeValue, float64(l.Pending), l.Label)
 		to <- prometheus.MustNewConstMetric(o.oldest, prometheus.GaugeValue, l.Oldest.Seconds(), l.Label)
 	}
+}
+
+// forget drops the series of groups that are closed. A scrape after the end has had their last values.
+func (o *Observer) forget(r *trace.Recorder) {
+	open := make(map[string]bool)
+	for _, g := range r.Groups() {
+		open[g.Label()] = true
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	gone := make(map[string]bool)
+	for l := range o.known {
+		switch {
+		case open[l.group]:
+		case o.gone[l.group]:
+			delete(o.known, l)
+			of := prometheus.Labels{"group": l.group}
+			o.operations.DeletePartialMatch(of)
+			o.bytes.DeletePartialMatch(of)
+		default:
+			gone[l.group] = true
+		}
+	}
+	o.gone = gone
 }

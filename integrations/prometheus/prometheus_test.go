@@ -132,6 +132,44 @@ func TestNextRecorder(t *testing.T) {
 	}
 }
 
+// TestClosedGroup: the series of a closed group are scraped once more, and then gone. Others stay.
+func TestClosedGroup(t *testing.T) {
+	registry := client.NewRegistry()
+	r := trace.New(trace.Options{Observers: []trace.Observer{prometheus.New(registry)}})
+	call := func(g *trace.Group) {
+		var c trace.Call
+		c.Begin(g, named{}, work.Barrier, nil, nil, -1, 0)
+		require.NoError(t, c.Blocked(func() error { return nil }))
+	}
+	groups := func() (all []string) {
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		for _, f := range families {
+			if f.GetName() == "c10d_operations_total" {
+				for _, m := range f.GetMetric() {
+					for _, l := range m.GetLabel() {
+						if l.GetName() == "group" {
+							all = append(all, l.GetValue())
+						}
+					}
+				}
+			}
+		}
+		return all
+	}
+	kept, closed := r.Join(trace.Member{Name: "0", Ranks: []int{0}}), r.Join(trace.Member{Name: "1", Ranks: []int{0}})
+	call(kept)
+	call(closed)
+	require.Equal(t, []string{"0", "1"}, groups())
+	closed.Leave()
+	require.Equal(t, []string{"0", "1"}, groups(), "the last values")
+	groups() // whoever collects first
+	require.Equal(t, []string{"0"}, groups())
+	again := r.Join(trace.Member{Name: "1", Ranks: []int{0}})
+	call(again)
+	require.Equal(t, []string{"0", "1"}, groups())
+}
+
 // TestDescription: a description may be any text.
 func TestDescription(t *testing.T) {
 	registry := client.NewPedanticRegistry()

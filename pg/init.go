@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"net/url"
@@ -111,8 +112,8 @@ const podTimeout = 5 * time.Minute
 // default sizes from there.
 //
 // C10D_TRACE is the prefix of the files that the rank dumps its last operations to, when a group fails
-// and when the process gets SIGUSR1. C10D_TRACE_STACKS=1 records where each operation is called. See
-// package trace.
+// and when the process gets SIGUSR1. C10D_TRACE_STACKS=1 records where each operation is called. Both also
+// hold for Options.Recorder, unless that has a prefix of its own. See package trace.
 //
 // C10D_DEBUG_ADDR is the address of a page that shows what this rank does, for a browser. It begins
 // before the rank has met the others, and ends with Close. See package trace/debug.
@@ -142,9 +143,16 @@ const lastWords = 500 * time.Millisecond
 
 func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(string) string) (*ProcessGroup, error) {
 	prefix := getenv(TraceVariable)
-	dumps := prefix != "" && o.Recorder == nil
 	if o.Recorder == nil {
-		o.Recorder = trace.New(trace.Options{Prefix: prefix, Stacks: getenv("C10D_TRACE_STACKS") == "1"})
+		o.Recorder = trace.New(trace.Options{})
+	}
+	dumps := o.Recorder.Adopt(prefix, getenv("C10D_TRACE_STACKS") == "1") && prefix != ""
+	if prefix != "" && !dumps {
+		logger := o.Logger
+		if logger == nil {
+			logger = slog.Default()
+		}
+		logger.Warn("c10d: "+TraceVariable+" is not used: the program's Recorder has a prefix of its own, was in a group before, or is trace.Off", "prefix", o.Recorder.Prefix())
 	}
 	if err := o.check(); err != nil {
 		return nil, err

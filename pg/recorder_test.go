@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/waiting/waitingtest"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/store"
@@ -302,6 +304,28 @@ func TestTraceVariable(t *testing.T) {
 		f, err := trace.ReadFile(prefix + "0")
 		return err == nil && len(f.Entries) == 1 && f.Run != "" && f.Attempt == 2
 	}, 20*time.Second, time.Millisecond)
+}
+
+// TestTraceVariableWithRecorder: the variable also holds for a recorder of the program, such as one with metrics. One with
+// a prefix of its own keeps it, and the log says so.
+func TestTraceVariableWithRecorder(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv(pg.TraceVariable, filepath.Join(dir, "rank_"))
+	for _, own := range []string{"", filepath.Join(dir, "own_")} {
+		var log waitingtest.Log
+		r := trace.New(trace.Options{Prefix: own, Observers: []trace.Observer{nobody{}}})
+		g, err := pg.Init(t.Context(), "file://"+filepath.Join(t.TempDir(), "store"), pg.InitOptions{Size: 1, Options: pg.Options{Recorder: r, Logger: log.Logger()}})
+		require.NoError(t, err)
+		name, err := r.Dump()
+		require.NoError(t, err)
+		require.NoError(t, g.Close())
+		want := own
+		if own == "" {
+			want = filepath.Join(dir, "rank_")
+		}
+		require.Equal(t, want+"0", name)
+		require.Equal(t, own != "", strings.Contains(log.String(), "C10D_TRACE is not used"), log.String())
+	}
 }
 
 // BenchmarkRecorder shows what the recorder costs an all_reduce, by its ranks and bytes. One group makes short

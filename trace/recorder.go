@@ -366,6 +366,25 @@ func New(o Options) *Recorder {
 // pending.
 func (r *Recorder) Dropped() uint64 { return r.dropped.Load() }
 
+// Adopt is for package pg: it sets Options.Prefix and Options.Stacks where the program has not, from the environment.
+// It returns false if the recorder has another prefix, is in a group already, or is Off.
+func (r *Recorder) Adopt(prefix string, stacks bool) bool {
+	if r.options.Entries == 0 {
+		return false
+	}
+	r.lock.Lock()
+	defer r.lock.Unlock()
+	if r.joined > 0 || r.options.Prefix != "" && prefix != "" {
+		return r.options.Prefix == prefix
+	}
+	if prefix != "" {
+		r.options.Prefix = prefix
+	}
+	r.options.Stacks = r.options.Stacks || stacks
+	r.stacked = r.options.Stacks
+	return true
+}
+
 // Prefix returns Options.Prefix.
 func (r *Recorder) Prefix() string { return r.options.Prefix }
 

@@ -37,8 +37,9 @@ type Call struct {
 	Name string
 
 	size, root, scale int
-	lists             int // how many tensors a coalesced call has
-	length            int // of an arena
+	lists             int  // how many tensors a coalesced call has
+	length            int  // of an arena
+	stacked           bool // tensors with a part for each rank have a dimension for that
 	splits            [][]int
 	out, in           [][]view // of each rank
 	refused           []bool   // which ranks' calls are refused
@@ -106,6 +107,7 @@ func Draw(rng *rand.Rand, name string, size int) *Call {
 			}
 		}
 	}
+	c.stacked = rng.IntN(2) == 0
 	mode := []int{0, 1, 1, 1, 2, 3}[rng.IntN(6)]
 	for r := range size {
 		out, in := c.lengths(r, n)
@@ -260,7 +262,8 @@ func (c *Call) partOf(r, i int) *view {
 	switch c.Name {
 	case "broadcast", "all_reduce", "all_reduce_coalesced", "reduce", "all_to_all", "all_to_all_single":
 		return nil
-	case "all_gather_into_tensor", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced":
+	}
+	if c.hasTensors() {
 		k := long[i].rows / c.size
 		v := long[i].part(r*k, k)
 		return &v
@@ -271,39 +274,51 @@ func (c *Call) partOf(r, i int) *view {
 	return &long[r*n+i]
 }
 
+// hasTensors reports whether the operation has a tensor with parts for all ranks, and not a list.
+func (c *Call) hasTensors() bool {
+	switch c.Name {
+	case "all_gather_into_tensor", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced":
+		return true
+	}
+	return false
+}
+
 // refuse reports whether the call of a rank is refused.
 func (c *Call) refuse(r int) (bad bool) {
-	owner := map[int]int{} // which output has an element
-	for o, v := range c.out[r] {
-		v.each(func(_, at int) {
-			bad = bad || owner[at] > 0
-			owner[at] = o + 1
-		})
+	owned, parts := c.owned(r), c.in[r]
+	for _, n := range owned {
+		bad = bad || n > 1 // two outputs, or an output twice
 	}
-	if c.gathers() {
-		for i, v := range c.in[r] {
-			if p := c.partOf(r, i); p != nil && p.same(v) {
-				continue
-			}
-			v.each(func(_, at int) { bad = bad || owner[at] > 0 })
-		}
-		return bad
+	if !c.gathers() {
+		parts = c.out[r]
 	}
-	// Elements of an input that are the output itself are fine. All others must be apart from all outputs.
-	uses := map[int]int{}
+	// Elements of an input that are an output in place are fine. All others must be apart from all outputs.
+	uses := make([]int, len(owned))
 	for _, v := range c.in[r] {
-		v.each(func(_, at int) { uses[at]++ })
+		v.each(func(_, at int) { uses[c.index(at)]++ })
 	}
-	for o, v := range c.out[r] {
-		if p := c.partOf(r, o); p != nil && p.same(v) {
-			v.each(func(_, at int) { uses[at]-- })
+	for i, v := range parts {
+		if p := c.partOf(r, i); p != nil && p.same(v) {
+			v.each(func(_, at int) { uses[c.index(at)]-- })
 		}
 	}
-	for at, n := range uses {
-		bad = bad || n > 0 && owner[at] > 0
+	for i, n := range uses {
+		bad = bad || n > 0 && owned[i] > 0
 	}
 	return bad
 }
+
+// owned returns how often each element of a rank's arenas is in an output.
+func (c *Call) owned(r int) []int {
+	owned := make([]int, Arenas*c.length)
+	for _, v := range c.out[r] {
+		v.each(func(_, at int) { owned[c.index(at)]++ })
+	}
+	return owned
+}
+
+// index numbers the elements of all arenas.
+func (c *Call) index(at int) int { return at/arena*c.length + at%arena }
 
 // Refused reports whether the call of a rank is refused, and AnyRefused whether that of some rank is. Then the
 // other ranks must not make theirs.
@@ -313,21 +328,14 @@ func (c *Call) Refused(r int) bool { return c.refused[r] }
 func (c *Call) AnyRefused() bool { return slices.Contains(c.refused, true) }
 
 // InPlace reports whether an input and an output of some rank share memory.
-func (c *Call) InPlace() bool {
+func (c *Call) InPlace() (found bool) {
 	for r := range c.size {
-		has := map[int]bool{}
-		for _, v := range c.out[r] {
-			v.each(func(_, at int) { has[at] = true })
-		}
+		owned := c.owned(r)
 		for _, v := range c.in[r] {
-			found := false
-			v.each(func(_, at int) { found = found || has[at] })
-			if found {
-				return true
-			}
+			v.each(func(_, at int) { found = found || owned[c.index(at)] > 0 })
 		}
 	}
-	return false
+	return found
 }
 
 // memory is the arenas of a rank.
@@ -455,9 +463,13 @@ func (c *Call) String() string {
 // Run makes a rank's call. The arenas are tensors of one dimension.
 func (c *Call) Run(ctx context.Context, b backend.Backend, arenas [Arenas]*tensor.Tensor) (*work.Work, error) {
 	r := b.Rank()
-	tensors := func(vs []view) (ts []*tensor.Tensor) {
+	tensors := func(vs []view, whole bool) (ts []*tensor.Tensor) {
 		for _, v := range vs {
-			t, err := arenas[v.arena].AsStrided([]int{v.rows, width}, []int{v.stride, 1}, v.offset)
+			shape, strides := []int{v.rows, width}, []int{v.stride, 1}
+			if k := v.rows / c.size; whole && c.stacked && c.hasTensors() {
+				shape, strides = []int{c.size, k, width}, []int{k * v.stride, v.stride, 1}
+			}
+			t, err := arenas[v.arena].AsStrided(shape, strides, v.offset)
 			if err != nil {
 				panic(fmt.Sprintf("overlaptest: %v: %v", c, err))
 			}
@@ -465,9 +477,9 @@ func (c *Call) Run(ctx context.Context, b backend.Backend, arenas [Arenas]*tenso
 		}
 		return ts
 	}
-	out, in := tensors(c.out[r]), tensors(c.in[r])
+	out, in := tensors(c.out[r], c.gathers()), tensors(c.in[r], !c.gathers())
 	for i, v := range c.in[r] { // sometimes the tensor itself
-		if k := slices.Index(c.out[r], v); k >= 0 && v.offset%2 == 0 {
+		if k := slices.Index(c.out[r], v); k >= 0 && v.offset%4 == 0 && out[k].SameShape(in[i]) {
 			in[i] = out[k]
 		}
 	}

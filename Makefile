@@ -31,7 +31,7 @@ TYPECHECKED = linux/arm64 darwin/arm64 freebsd/amd64
 # The nested modules.
 NESTED = $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod))
 
-.PHONY: help demo build test race arm64 nested gpu gorgonia figures kernels lint fuzz bench bench-peers cover interop
+.PHONY: help demo build test race arm64 386 nested gpu gorgonia figures kernels lint fuzz bench bench-peers cover interop
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -62,6 +62,14 @@ arm64: ## test the kernels for arm64 under Debian's qemu-user-static
 	$(ARM64) test -count 1 -timeout $(TIMEOUT) -short -exec '$(EMULATOR)' ./internal/reduce
 	$(ARM64) test -count 1 -timeout $(TIMEOUT) -run SwitchOff \
 	  -exec 'env GODEBUG=cpu.asimd=off REDUCE_TEST_SETS= $(EMULATOR)' ./internal/reduce
+
+# Numbers that do not fit an int of 32 bits. An amd64 system runs the tests itself. Left out are tests of times,
+# of processes and of PyTorch, which have no such numbers and take minutes.
+SLOW386 = Torch|OnEveryWire|^TestLevels$$|Fault|AreNamed|BrokenLink|WithoutARank|Wills|LosesKeys|Deaths|TenJobs|Schedules|Mpiruns|TakeTheirKeys
+
+386: ## short tests of the packages that users call, as a program of 32 bits
+	GOARCH=386 CGO_ENABLED=0 $(GO) test -count 1 -timeout $(TIMEOUT) -short -skip '$(SLOW386)' \
+	  ./tensor ./store/... ./pg ./backend/gloo
 
 nested: ## vet and test the nested modules, which need more dependencies
 	@set -e; for dir in $(NESTED); do echo "module $$dir"; \

@@ -91,7 +91,7 @@ func onLinux(t *testing.T) {
 	}
 }
 
-// in64Bits skips a test of what takes addresses or sizes of 64 bits.
+// in64Bits skips a test of what takes addresses or sizes of 64 bits, which a program of "make 386" has not.
 func in64Bits(t *testing.T) {
 	if math.MaxInt == math.MaxInt32 {
 		t.Skip("an int has 32 bits")

@@ -480,7 +480,13 @@ type foreign struct{ err error }
 func (f *foreign) Error() string        { return f.err.Error() }
 func (f *foreign) Is(target error) bool { return errors.Is(f.err, target) }
 
-// Close leaves the group and frees it, within about a second. Operations of this rank that have
+// Close leaves the group and frees it, within about a second. A program that ends without Close looks to the
+// other ranks as if it had died: operations that need this rank fail with work.ErrPeerDied, with Close they
+// would fail with work.ErrPeerLeft. What has arrived from this rank is received in either case. Three
+// things need Close: over TCP it sends what is still on its way; receives from any rank fail once a rank has
+// died; and so do operations on device tensors that have not ended.
+//
+// Operations of this rank that have
 // not ended fail with ErrClosed; if collectives are among them, the group ends on all ranks. Wait
 // for operations before Close, or call Shutdown. Another rank that still needs this one gets an
 // error that names it. Use a Barrier before Close to prevent that.

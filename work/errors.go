@@ -12,7 +12,7 @@ var (
 	// a net.Error whose Timeout method returns true.
 	ErrTimeout error = timeoutError{}
 
-	// ErrPeerDied is matched when a rank ended without closing the group.
+	// ErrPeerDied is matched when an operation needed a rank that had ended without closing the group.
 	ErrPeerDied = errors.New("peer died")
 
 	// ErrPeerLeft is matched when an operation needed a rank that had closed the group.

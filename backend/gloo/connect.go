@@ -59,6 +59,7 @@ func connect(ctx context.Context, o backend.Options, set settings) (*session, er
 			return nil, errors.Join(err, s.close())
 		}
 		s.meshes = append(s.meshes, m)
+		m.OnDeath(func(f *transport.Fault) { s.dead.CompareAndSwap(nil, f) })
 		if nat != nil && nat.all != nil {
 			break // one mesh is enough
 		}

@@ -12,7 +12,8 @@ import (
 // Fabric connects ranks that are goroutines of one process, in place of a network: for tests, and
 // to try things out. Any number of groups may share a Fabric. NewFabric makes one.
 type Fabric interface {
-	// Kill makes a rank of a group die as a process does: its connections end without a goodbye.
+	// Kill makes a rank of a group die as a process does: its connections end without a goodbye. Operations
+	// that need it fail.
 	Kill(group string, rank int)
 
 	// Freeze makes a rank of a group stop as SIGSTOP does: it sends nothing and answers nobody.

@@ -274,6 +274,9 @@ func (r *relayed) Words() string { return r.words }
 // operation in shared memory before they report on the mesh.
 const wordOfFault = time.Second
 
+// deathCheck is how often it looks meanwhile whether the rank that ended the operation has died.
+const deathCheck = 2 * time.Millisecond
+
 // inMemory turns an error from shared memory into the error of an operation, and tells the other
 // ranks.
 func (s *session) inMemory(m transport.Mesh, info work.Info, err error) error {
@@ -300,11 +303,13 @@ func (s *session) inMemory(m transport.Mesh, info work.Info, err error) error {
 			f.Kind = transport.FaultPeerLeft
 			m.Abort(f)
 		default:
-			t := time.NewTimer(wordOfFault)
-			defer t.Stop()
-			select {
-			case <-m.Failed():
-			case <-t.C:
+			died := s.awaitWord(m, at.Rank)
+			switch {
+			case m.Fault() != nil:
+			case died != nil:
+				f.Kind, f.Err = died.Kind, died.Err
+				m.Abort(f)
+			default:
 				f.Kind = transport.FaultAborted
 				if errors.As(s.renumbered(s.memory().CompareCalls(ended)), &calls) {
 					f.Kind, f.Err = transport.FaultMismatch, calls
@@ -317,6 +322,23 @@ func (s *session) inMemory(m transport.Mesh, info work.Info, err error) error {
 		return s.faultError(info, f)
 	}
 	return &work.Error{Info: info, Peer: -1, Err: err}
+}
+
+// awaitWord waits until the mesh has failed or a rank of the host, which has ended the memory, is known to
+// have died, wordOfFault at most. It returns the fault of the death.
+func (s *session) awaitWord(m transport.Mesh, rank int) *transport.Fault {
+	t := time.NewTicker(deathCheck)
+	defer t.Stop()
+	for end := time.Now().Add(wordOfFault); m.Fault() == nil && time.Now().Before(end); {
+		if died := s.memory().Death(rank); died != nil {
+			return died
+		}
+		select {
+		case <-m.Failed():
+		case <-t.C:
+		}
+	}
+	return nil
 }
 
 // renumbered returns err with ranks of the group in place of ranks of the host.

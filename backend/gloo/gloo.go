@@ -107,10 +107,14 @@ func (b *Backend) SetTimeout(d time.Duration) {
 	b.timeout.Store(int64(d))
 }
 
-// Err returns the fault that ended the group, nil while it works. Backends above this one, which
-// need all ranks for their own operations, call it.
+// Err returns the fault that ended the group, or that of a rank that has died and that no operation needed. It
+// returns nil while all ranks are there. Backends above this one, which need all ranks for their own
+// operations, call it.
 func (b *Backend) Err() error {
 	f := b.fault()
+	if f == nil {
+		f = b.dead.Load()
+	}
 	if f == nil {
 		return nil
 	}

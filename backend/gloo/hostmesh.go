@@ -94,6 +94,10 @@ func (m *hostMesh) RecvAny(r *transport.Request) {
 	if e.taker.Load() == &e.near {
 		m.tcpMesh.Withdraw(&e.far.Request)
 	}
+	e.posted.Store(true)
+	if e.dead.Load() != nil {
+		m.later(e.inVain)
+	}
 }
 
 // Close implements transport.Mesh.
@@ -174,8 +178,11 @@ type anyRecv struct {
 	m         *hostMesh
 	r         *transport.Request
 	near, far anyRecvPart
-	taker     atomic.Pointer[anyRecvPart] // whose mesh has a message for it, or has failed
-	forsaken  atomic.Int32                // on how many ways nobody is left
+	taker     atomic.Pointer[anyRecvPart]     // whose mesh has a message for it, or has failed
+	forsaken  atomic.Int32                    // on how many ways nobody is left
+	posted    atomic.Bool                     // on both
+	dead      atomic.Pointer[transport.Fault] // of a rank that has died, under its number in the group
+	none      anyRecvPart                     // the taker if a rank has died and no other sent before
 }
 
 type anyRecvPart struct {
@@ -193,7 +200,18 @@ func (h *anyRecvPart) Ended(*transport.Request) {
 	e, err := h.either, h.Err()
 	m := e.m
 	var f *transport.Fault
-	if errors.As(err, &f) && f.Kind == transport.FaultPeerLeft && e.taker.Load() == nil {
+	errors.As(err, &f)
+	if f != nil && f.Kind == transport.FaultPeerDied && m.Fault() == nil {
+		died := *f
+		if h == &e.near {
+			died.Rank = m.members[f.Rank]
+		}
+		if e.dead.CompareAndSwap(nil, &died) && e.posted.Load() {
+			m.later(e.inVain)
+		}
+		return
+	}
+	if f != nil && f.Kind == transport.FaultPeerLeft && e.taker.Load() == nil {
 		// What others on this host sent before they left may still be in memory, and
 		// on the other way there may be others.
 		last := e.forsaken.Add(1) == 2
@@ -201,11 +219,7 @@ func (h *anyRecvPart) Ended(*transport.Request) {
 			m.memory.MoveInBackground()
 			if last && h.Claim(nil) {
 				m.Abort(&transport.Fault{Kind: f.Kind, Rank: e.last(), Reporter: m.Rank(), Op: f.Op, Seq: f.Seq, Err: f.Err})
-				err := error(transport.ErrClosed)
-				if f := m.Fault(); f != nil {
-					err = f
-				}
-				e.r.Complete(err)
+				e.r.Complete(m.end())
 			}
 		})
 		return
@@ -227,6 +241,22 @@ func (h *anyRecvPart) Ended(*transport.Request) {
 	e.r.Complete(err)
 }
 
+// inVain ends the receive, and the mesh, because a rank has died, unless another one had sent before.
+func (e *anyRecv) inVain() {
+	if e.taker.CompareAndSwap(nil, &e.none) {
+		e.m.Abort(e.dead.Load())
+		e.r.Complete(e.m.end())
+	}
+}
+
+// end returns how requests end, once the mesh has failed or been closed.
+func (m *hostMesh) end() error {
+	if f := m.Fault(); f != nil {
+		return f
+	}
+	return transport.ErrClosed
+}
+
 // last returns the rank that left last, as far as the connections know.
 func (e *anyRecv) last() int {
 	var f *transport.Fault
@@ -242,6 +272,17 @@ type hostView struct {
 	transport.Mesh
 	rank    int
 	members []int
+}
+
+// OnDeath tells of ranks of the host, under their numbers there.
+func (n *hostView) OnDeath(f func(*transport.Fault)) {
+	n.Mesh.OnDeath(func(died *transport.Fault) {
+		if i := slices.Index(n.members, died.Rank); i >= 0 {
+			here := *died
+			here.Rank = i
+			f(&here)
+		}
+	})
 }
 
 func (n *hostView) Rank() int { return n.rank }

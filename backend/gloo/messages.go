@@ -329,6 +329,7 @@ func (q *message) finish() {
 	err := q.r.Err()
 	if err != nil {
 		err = q.backend.failed(q.mesh, &q.called, &q.r, err)
+		q.backend.tellFirst()
 	} else if q.out != nil {
 		if q.peer() < 0 {
 			q.SetSource(q.r.Peer)

@@ -260,6 +260,9 @@ func (b *Backend) setResult(o *operation, err error) error {
 		// It failed on this rank alone: the others wait for its messages.
 		b.fail(b.meshFor(o.tag), &o.called, err, b.rank)
 	}
+	if err != nil {
+		b.tellFirst()
+	}
 	return err
 }
 

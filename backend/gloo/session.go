@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/internal/cluster"
@@ -46,6 +47,9 @@ type session struct {
 	mismatchTold atomic.Bool       // an operation has returned how the ranks disagree
 	checks       bool              // see backend.Options.Checks
 	inquiries    []*inquiry        // one for each mesh
+
+	dead atomic.Pointer[transport.Fault] // of the first rank that has died while no operation needed it
+	told sync.Once                       // of tellFirst
 
 	closed   chan struct{} // by close
 	watchers sync.WaitGroup
@@ -128,6 +132,30 @@ func moveBySelf(m transport.Mesh) {
 	if h, ok := m.(transport.Poller); ok {
 		h.ResumeReaders()
 	}
+}
+
+// tellWithin is how long the first error of a group that has failed may wait for tellFirst.
+const tellWithin = 50 * time.Millisecond
+
+// tellFirst waits until the other ranks have been sent the fault, before an operation returns it. Many programs end
+// with their first error. Other ranks would otherwise take this rank for the one that died.
+func (s *session) tellFirst() {
+	if s.fault() == nil {
+		return
+	}
+	s.told.Do(func() {
+		limit := time.NewTimer(tellWithin)
+		defer limit.Stop()
+		for _, m := range s.meshes {
+			if t, ok := m.(interface{ Told() <-chan struct{} }); ok && m.Fault() != nil {
+				select {
+				case <-t.Told():
+				case <-limit.C:
+					return
+				}
+			}
+		}
+	})
 }
 
 // fault returns what ended the group, nil while it works.

@@ -861,9 +861,18 @@ func TestF44Vanished(t *testing.T) {
 	t.Run("nothing posted", func(t *testing.T) { // the group's end reaches a stage without messages
 		w := newTeam(t, 2, nil)
 		c := begin(t, w.bs[0], 0, false)
-		w.fabric.Kill("/0", 1)
-		require.ErrorContains(t, c.Wait(bounded(t)), "rank 1 died")
+		w.bs[1].Abort(errors.New("enough"))
+		require.ErrorContains(t, c.Wait(bounded(t)), "rank 1 aborted the group")
 		require.ErrorIs(t, c.Ready(0), callback.ErrLate)
+		w.settled(t)
+	})
+	t.Run("dead before it is ready", func(t *testing.T) {
+		w := newTeam(t, 2, nil)
+		c := begin(t, w.bs[0], 0, false)
+		w.fabric.Kill("/0", 1)
+		require.ErrorContains(t, w.bs[0].Err(), "rank 1 died", "for the backend above")
+		require.NoError(t, c.Ready(0))
+		require.ErrorContains(t, c.Wait(bounded(t)), "rank 1 died")
 		w.settled(t)
 	})
 }

@@ -780,6 +780,14 @@ func (e *evidence) describeCircle(ranks []int) string {
 	return "ranks " + list(ranks) + " wait for each other: " + what
 }
 
+// ending says how a rank has ended that is gone.
+func ending(h transport.Health) string {
+	if h.Died {
+		return "has died"
+	}
+	return "has left the group"
+}
+
 // chain follows the ranks that wait for each other, from those in an earlier operation and from
 // this one. It blames the first that waits for nobody. A rank that is in an operation and needs no
 // connection waits in memory for the others on its host.
@@ -813,7 +821,7 @@ func (e *evidence) chain(busy []int) verdict {
 		sure := sure && !(e.collective && h.Answered && h.Completed < h.Issued)
 		switch {
 		case h.Departed:
-			return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d has left the group", r), sure: sure}
+			return verdict{rank: r, other: -1, why: fmt.Sprintf("rank %d %s", r, ending(*h)), sure: sure}
 		case h.Answered && waiting:
 			for _, l := range h.Links {
 				if l.Waits {
@@ -846,7 +854,7 @@ func (e *evidence) chain(busy []int) verdict {
 	if e.collective {
 		for _, h := range e.health {
 			if h.Departed { // mostly after it has done its part
-				return verdict{rank: h.Rank, other: -1, why: fmt.Sprintf("rank %d has left the group", h.Rank), sure: true}
+				return verdict{rank: h.Rank, other: -1, why: fmt.Sprintf("rank %d %s", h.Rank, ending(h)), sure: true}
 			}
 		}
 	}

@@ -275,7 +275,7 @@ func (s *waitLog) judge(b *Backend, w wait, health []transport.Health) (text str
 		case h.Departed:
 			// It has mostly done its part of a collective: who needs it is told at once.
 			if !w.collective {
-				add(h.Rank, "has left the group")
+				add(h.Rank, "%s", ending(h))
 			}
 		case !h.Native && w.collective:
 			foreign = append(foreign, h.Rank)

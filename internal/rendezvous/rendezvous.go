@@ -174,7 +174,8 @@ type meeting struct {
 	begun    time.Time
 	mesh     *wire.Mesh
 	acceptor *acceptor
-	gone     chan int // peers whose connection has ended
+	gone     chan int              // peers whose connection has ended
+	died     chan *transport.Fault // of a peer of this library that has not said goodbye
 	met      chan struct{}
 	workers  sync.WaitGroup
 
@@ -226,11 +227,13 @@ func newMeeting(cfg Config) *meeting {
 		begun:    time.Now(),
 		acceptor: newAcceptor(cfg.Size),
 		gone:     make(chan int, cfg.Size),
+		died:     make(chan *transport.Fault, cfg.Size),
 		met:      make(chan struct{}),
 		peers:    make([]peer, cfg.Size),
 		open:     cfg.Native != nil,
 	}
 	m.mesh = wire.New(cfg.Rank, cfg.Size, wire.Options{Departed: func(peer int) { m.gone <- peer }, Native: cfg.Meeting != nil})
+	m.mesh.OnDeath(func(f *transport.Fault) { m.died <- f })
 	return m
 }
 
@@ -429,6 +432,8 @@ func (m *meeting) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	case <-ctx.Done():
 	case <-m.mesh.Failed():
 		stop(m.mesh.Fault())
+	case f := <-m.died:
+		stop(f)
 	case i := <-m.gone:
 		grace := time.NewTimer(departureGrace)
 		defer grace.Stop()
@@ -436,6 +441,8 @@ func (m *meeting) watch(ctx context.Context, stop context.CancelCauseFunc) {
 		case <-ctx.Done():
 		case <-m.mesh.Failed():
 			stop(m.mesh.Fault())
+		case f := <-m.died:
+			stop(f)
 		case <-grace.C:
 			stop(m.peerFailure(i, transport.FaultPeerDied, "closed its connection before all ranks had met", net.ErrClosed))
 		}

@@ -35,9 +35,10 @@
 // fault. The other ranks are told, so that all ranks of a group give the same reason. A
 // fault names the rank that caused it and the rank that noticed it. A mesh fails when
 //
-//   - a peer dies: its connection ends without a goodbye (FaultPeerDied);
-//   - an operation needs a peer that said goodbye (FaultPeerLeft); a goodbye
-//     alone is no fault, because a rank may finish earlier than others;
+//   - an operation needs a peer that has died: its connection has ended without a
+//     goodbye (FaultPeerDied);
+//   - an operation needs a peer that said goodbye (FaultPeerLeft). Neither end alone is a
+//     fault, because a rank may finish earlier than others. What it has sent is received;
 //   - a message has another length than its receive (FaultMismatch);
 //   - a peer sends invalid bytes (FaultProtocol);
 //   - bytes were changed on the way (FaultCorrupted; only tcp notices);

@@ -39,9 +39,13 @@ type Mesh interface {
 	// Fault returns what ended the mesh, nil while it works.
 	Fault() *Fault
 
-	// Failed is closed once the mesh has a fault. A mesh also fails when a peer dies or reports
-	// a fault.
+	// Failed is closed once the mesh has a fault. A mesh also fails when a peer reports a fault, or
+	// when a request needs a peer that has died or left.
 	Failed() <-chan struct{}
+
+	// OnDeath has f called with the fault of each peer that dies while no request needs it: the mesh
+	// goes on. f is called for earlier deaths too. It must not block, nor call the mesh.
+	OnDeath(f func(*Fault))
 
 	// SetProgress sets the number of operations that this rank has issued and completed. The
 	// mesh tells them to other ranks that diagnose a timeout.
@@ -103,7 +107,8 @@ type Health struct {
 	Rank      int
 	Native    bool   // the peer is a rank of this library, so it can answer
 	Answered  bool   // it did
-	Departed  bool   // it has closed the group
+	Departed  bool   // it has closed the group, or has died
+	Died      bool   // it has died
 	Issued    uint64 // operations it has issued, if it answered
 	Completed uint64 // operations it has completed, if it answered
 	Op        uint8  // of the oldest collective under way, NoOp if there is none, if it answered
@@ -230,7 +235,7 @@ func (e *SizeError) Error() string {
 type FaultKind uint8
 
 const (
-	// FaultPeerDied: a connection ended without a goodbye.
+	// FaultPeerDied: an operation needed a rank whose connection had ended without a goodbye.
 	FaultPeerDied FaultKind = iota + 1
 	// FaultPeerLeft: an operation needed a rank that had closed the group.
 	FaultPeerLeft

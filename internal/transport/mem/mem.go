@@ -88,10 +88,40 @@ func (f *Fabric) networksOf(name string) (all []*network) {
 func (f *Fabric) Kill(name string, rank int) {
 	for _, n := range f.networksOf(name) {
 		n.mu.Lock()
-		n.failLocked(rank, transport.NewFault(transport.FaultAborted, rank, rank, fmt.Errorf("mem: rank %d was killed", rank)))
-		n.failAllLocked(transport.NewFault(transport.FaultPeerDied, rank, -1, nil))
+		n.kill(rank)
 		n.mu.Unlock()
 	}
+}
+
+func (n *network) kill(rank int) {
+	e := n.ends[rank]
+	if e == nil || e.closed || e.fault.Load() != nil {
+		return // it has left, or said why it ends
+	}
+	e.gone = transport.NewFault(transport.FaultPeerDied, rank, -1, nil)
+	n.failLocked(rank, transport.NewFault(transport.FaultAborted, rank, rank, fmt.Errorf("mem: rank %d was killed", rank)))
+	if n.dead == nil {
+		n.dead = e.gone
+	}
+	if n.needs(rank) || len(n.any) > 0 {
+		n.failAllLocked(e.gone)
+		return
+	}
+	for r, other := range n.ends {
+		if r != rank && other != nil && other.onDeath != nil {
+			other.onDeath(e.gone)
+		}
+	}
+}
+
+// needs reports whether another rank waits for a message to or from one that is gone.
+func (n *network) needs(rank int) bool {
+	for k, q := range n.pairs {
+		if k.from == rank && !q.recvs.Empty() || k.to == rank && !q.sends.Empty() {
+			return true
+		}
+	}
+	return false
 }
 
 // Freeze makes a rank stop as SIGSTOP does: nothing it sends arrives any more
@@ -130,7 +160,8 @@ type network struct {
 	pairs  map[pairKey]*pairQueue
 	free   []*pairQueue // empty queues to use again
 	any    map[anyKey]*transport.Requests
-	last   int // who left last
+	last   int              // who left last
+	dead   *transport.Fault // of the first rank that was killed
 }
 
 type end struct {
@@ -139,8 +170,10 @@ type end struct {
 	issued, completed atomic.Uint64
 	fault             atomic.Pointer[transport.Fault]
 	failed            chan struct{}
-	waiting           func() transport.Waiting
-	closed, departed  bool // under net.mu
+	waiting           func() transport.Waiting // under net.mu, as all that follows
+	closed            bool
+	gone              *transport.Fault // once it has left or died: the fault of requests that need it
+	onDeath           func(*transport.Fault)
 }
 
 func (e *end) Rank() int                     { return e.rank }
@@ -183,6 +216,25 @@ func (e *end) links(about []int) (links []transport.Link, op uint8) {
 		}
 	}
 	return links, w.Op
+}
+
+// OnDeath implements transport.Mesh.
+func (e *end) OnDeath(f func(*transport.Fault)) {
+	n := e.net
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	before := e.onDeath
+	e.onDeath = func(x *transport.Fault) {
+		if before != nil {
+			before(x)
+		}
+		f(x)
+	}
+	for r, other := range n.ends {
+		if r != e.rank && other != nil && other.gone != nil && other.gone.Kind == transport.FaultPeerDied {
+			f(other.gone)
+		}
+	}
 }
 
 // refuse returns why no request can be posted, nil if one can.
@@ -285,7 +337,12 @@ func (e *end) RecvAny(r *transport.Request) {
 			return
 		}
 	}
-	if len(n.ends) > 1 && n.alone(e.rank) {
+	switch {
+	case n.dead != nil:
+		r.Peer = n.dead.Rank
+		e.leftLocked(r)
+		return
+	case len(n.ends) > 1 && n.alone(e.rank):
 		r.Peer = n.last
 		e.leftLocked(r)
 		return
@@ -297,11 +354,11 @@ func (e *end) RecvAny(r *transport.Request) {
 	n.any[k].Push(r)
 }
 
-func (n *network) left(rank int) bool { return n.ends[rank] != nil && n.ends[rank].departed }
+func (n *network) left(rank int) bool { return n.ends[rank] != nil && n.ends[rank].gone != nil }
 
-// leftLocked fails the group because r needs a rank that has left.
+// leftLocked fails the group because r needs a rank that has left or died.
 func (e *end) leftLocked(r *transport.Request) {
-	f := transport.NewFault(transport.FaultPeerLeft, r.Peer, e.rank, nil)
+	f := e.net.ends[r.Peer].gone
 	r.Complete(f)
 	e.net.failAllLocked(f)
 }
@@ -401,7 +458,8 @@ func (e *end) Diagnose(_ time.Duration, about ...int) []transport.Health {
 			continue
 		}
 		out[r].Answered = p.fault.Load() == nil && !p.closed
-		out[r].Departed = p.departed
+		out[r].Departed = p.gone != nil
+		out[r].Died = p.gone != nil && p.gone.Kind == transport.FaultPeerDied
 		out[r].Issued, out[r].Completed = p.issued.Load(), p.completed.Load()
 		out[r].Links, out[r].Op = p.links(about)
 	}
@@ -421,25 +479,19 @@ func (e *end) Close() error {
 		return nil
 	}
 	e.closed = true
-	if e.fault.Load() == nil {
-		e.departed = true
-	}
 	n.dropRequests(e.rank, transport.ErrClosed)
-	if !e.departed {
+	if e.fault.Load() != nil {
 		return nil
 	}
+	e.gone = transport.NewFault(transport.FaultPeerLeft, e.rank, -1, nil)
 	n.last = e.rank
 	// Whoever waits for a message of this rank waits in vain.
-	gone := transport.NewFault(transport.FaultPeerLeft, e.rank, -1, nil)
-	for k, q := range n.pairs {
-		if k.from == e.rank && !q.recvs.Empty() || k.to == e.rank && !q.sends.Empty() {
-			n.failAllLocked(gone)
-			break
-		}
+	if n.needs(e.rank) {
+		n.failAllLocked(e.gone)
 	}
 	for k := range n.any {
 		if n.alone(k.to) {
-			n.failAllLocked(gone)
+			n.failAllLocked(e.gone)
 			break
 		}
 	}

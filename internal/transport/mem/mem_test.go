@@ -35,7 +35,15 @@ func TestKillOfAGroupWithSeveralNetworks(t *testing.T) {
 	}
 	f.Kill("g", 0)
 	for name, m := range ms {
-		require.Equal(t, name == "g/0" || name == "g/1", m.Fault() != nil, name)
+		died := name == "g/0" || name == "g/1"
+		require.Equal(t, died, m.Diagnose(0)[0].Died, name)
+		require.Nil(t, m.Fault(), "nobody needs it")
+		r := post(m.Recv, 0, 1, 4)
+		if died {
+			<-r.Done()
+			require.Equal(t, transport.FaultPeerDied, m.Fault().Kind, name)
+			require.Zero(t, m.Fault().Rank)
+		}
 	}
 }
 

@@ -536,9 +536,9 @@ func (p *Peer) rtt() time.Duration {
 	return last[(n-1)/2]
 }
 
-// Doubt ends the mesh because the connection with p has ended with err, for which p need not be to
-// blame. It first asks the other ranks about p: its host may be gone, or only the link to it, or this
-// rank may be too slow. Mu is held.
+// Doubt finds out what the end of the connection with p, with err, means: p need not be to blame. It asks the
+// other ranks about p: its host may be gone, or only the link to it, or this rank may be too slow. If p has
+// died, the mesh goes on while no request needs p. Else it ends. Mu is held.
 func (p *Peer) Doubt(err error) {
 	if p.lost != nil {
 		return
@@ -590,6 +590,9 @@ func (p *Peer) Doubt(err error) {
 		case !heard && b.size > 2:
 			f.Kind, f.Rank = transport.FaultTimeout, b.rank
 			f.Err = fmt.Errorf("no other rank answers this one: %w", err)
+		case b.Ended() == nil:
+			p.link.Died(f)
+			return
 		}
 		b.Fail(f)
 	}()

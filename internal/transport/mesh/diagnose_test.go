@@ -179,6 +179,7 @@ func (s *speaker) Conns() []net.Conn                  { return nil }
 func (s *speaker) DropQueued(error)                   {}
 func (s *speaker) EndRequests(error)                  {}
 func (s *speaker) Finish(*transport.Fault, time.Time) {}
+func (s *speaker) Died(f *transport.Fault)            { s.p.Depart(f, true) }
 
 // TestDoubt: whom a rank blames when connections end while answers are late.
 func TestDoubt(t *testing.T) {

@@ -1,7 +1,7 @@
 // Package mesh is the part that packages tcp and wire have in common:
 //
 //   - how a mesh fails and closes;
-//   - how a peer leaves;
+//   - how a peer leaves or dies;
 //   - receives from any rank;
 //   - how ranks diagnose a timeout.
 //
@@ -84,6 +84,9 @@ type Link interface {
 
 	// Cut makes writes that wait end now, for a mesh that has closed.
 	Cut()
+
+	// Died lets the peer go, because of f, once nothing can come from it. Doubt calls it.
+	Died(f *transport.Fault)
 }
 
 // Base is the state of a mesh that no protocol is needed for. Init makes it ready.
@@ -97,6 +100,7 @@ type Base struct {
 	issued, completed atomic.Uint64
 	waiting           atomic.Pointer[func() transport.Waiting]
 	failed            chan struct{}
+	told              chan struct{}
 	fault             atomic.Pointer[transport.Fault] // set under Mu
 
 	// Late returns how long after due a check runs. Tests replace it.
@@ -105,12 +109,15 @@ type Base struct {
 	// Guarded by Mu:
 	peers    []*Peer // nil at the own rank, and where there is no connection yet
 	any      map[uint64]transport.Requests
+	dead     *transport.Fault // of the first peer of this library that has died
+	onDeath  []func(*transport.Fault)
 	closed   bool
 	endBy    time.Time // when connections are cut, once the mesh has ended
 	latest   time.Time // the last that endBy may become while the mesh closes
 	checking *time.Timer
 	cut      bool // check has cut the connections
 	arrivals uint64
+	writers  int    // goroutines that write
 	round    uint64 // of Diagnose
 	changed  chan struct{}
 }
@@ -118,7 +125,7 @@ type Base struct {
 // Init makes b the base of a mesh. When the mesh ends, onEnd is called once, with Mu held.
 func (b *Base) Init(rank, size int, l Limits, onEnd func()) {
 	b.rank, b.size, b.Limits, b.onEnd, b.Late = rank, size, l, onEnd, time.Since
-	b.failed, b.changed = make(chan struct{}), make(chan struct{})
+	b.failed, b.told, b.changed = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	b.peers = make([]*Peer, size)
 	b.any = make(map[uint64]transport.Requests)
 }
@@ -162,6 +169,18 @@ func (b *Base) Failed() <-chan struct{} { return b.failed }
 
 // Fault returns what ended the mesh, nil while it works.
 func (b *Base) Fault() *transport.Fault { return b.fault.Load() }
+
+// OnDeath implements transport.Mesh.
+func (b *Base) OnDeath(f func(*transport.Fault)) {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	b.onDeath = append(b.onDeath, f)
+	for _, p := range b.peers {
+		if p != nil && p.died() {
+			f(p.Gone)
+		}
+	}
+}
 
 // Abort implements transport.Mesh.
 func (b *Base) Abort(f *transport.Fault) {
@@ -256,6 +275,17 @@ func (b *Base) Fail(f *transport.Fault) {
 	}
 	b.end(f, b.Limits.Abort)
 	b.finish(f, time.Now().Add(b.Limits.AbortStep))
+	b.checkTold()
+}
+
+// Told is closed once the mesh has a fault, and its ABORTs are written or cannot be.
+func (b *Base) Told() <-chan struct{} { return b.told }
+
+// checkTold closes b.told when the last writer of a mesh that has failed has returned.
+func (b *Base) checkTold() {
+	if b.writers == 0 && b.fault.Load() != nil {
+		close(b.told)
+	}
 }
 
 func (b *Base) finish(f *transport.Fault, writeBy time.Time) {
@@ -328,11 +358,11 @@ func (b *Base) RecvAny(r *transport.Request) {
 		}
 		return
 	}
-	if last := b.lastDeparture(); last != nil {
+	if why := b.inVain(); why != nil {
 		if !r.Shared() {
-			b.Fail(last)
+			b.Fail(why)
 		}
-		r.Complete(last)
+		r.Complete(why)
 		return
 	}
 	q := b.any[r.Slot]
@@ -377,18 +407,18 @@ func (b *Base) setAny(slot uint64, q transport.Requests) {
 	}
 }
 
-// endShared ends the shared receives from any rank if no peer is left, and reports whether
+// endShared ends the shared receives from any rank if they wait in vain, and reports whether
 // there are others then.
 func (b *Base) endShared() bool {
-	last := b.lastDeparture()
-	if last == nil {
+	why := b.inVain()
+	if why == nil {
 		return false
 	}
 	for slot, q := range b.any {
 		var rest transport.Requests
 		for r := q.Pop(); r != nil; r = q.Pop() {
 			if r.Shared() {
-				r.Complete(last)
+				r.Complete(why)
 			} else {
 				rest.Push(r)
 			}
@@ -398,8 +428,12 @@ func (b *Base) endShared() bool {
 	return len(b.any) > 0
 }
 
-// lastDeparture returns why the last peer left, nil if there is still one.
-func (b *Base) lastDeparture() *transport.Fault {
+// inVain returns why receives from any rank fail: one peer has died, or all have left. Who waits for any
+// rank waits for the dead one too.
+func (b *Base) inVain() *transport.Fault {
+	if b.dead != nil {
+		return b.dead
+	}
 	var last *Peer
 	for i, p := range b.peers {
 		switch {
@@ -498,7 +532,7 @@ func (b *Base) question(limit time.Duration, about [2]int, long []int) []transpo
 				}
 			}
 		case p != nil:
-			h.Departed = p.Gone != nil && p.Gone.Kind == transport.FaultPeerLeft
+			h.Departed, h.Died = p.Gone != nil, p.died()
 			if p.pong.Round >= round {
 				h.Answered, h.Issued, h.Completed, h.Op, h.Links = true, p.pong.Issued, p.pong.Completed, p.pong.Op, p.pong.Links
 			}
@@ -543,7 +577,7 @@ type Peer struct {
 	Rank     int
 	Native   bool               // it is a rank of this library
 	Near     bool               // it runs on this rank's host
-	Gone     *transport.Fault   // the fault of requests that need this peer, once it has left
+	Gone     *transport.Fault   // the fault of requests that need this peer, once it has left or died
 	Ending   bool               // the writers return when nothing is queued
 	Stranded transport.Requests // their connection broke before they were done
 
@@ -560,12 +594,20 @@ func (p *Peer) Fault(kind transport.FaultKind, err error) *transport.Fault {
 	return transport.NewFault(kind, p.Rank, p.base.rank, err)
 }
 
-// Run starts the reader and the writer of a connection. Each must call Leave when it returns.
+// Run starts the reader and the writer of a connection. Mu is held. Each must call Leave when it returns.
 func (p *Peer) Run(read, write func()) {
+	b := p.base
 	p.running = 2
-	p.base.Goroutines.Add(2)
+	b.Goroutines.Add(2)
+	b.writers++
 	go read()
-	go write()
+	b.Goroutines.Go(func() {
+		write()
+		b.Mu.Lock()
+		defer b.Mu.Unlock()
+		b.writers--
+		b.checkTold()
+	})
 }
 
 // Leave is called by the reader and by the writer when they return. The second one closes the
@@ -581,18 +623,31 @@ func (p *Peer) Leave(conn net.Conn) {
 	p.base.Goroutines.Done()
 }
 
-// Depart notes that the peer is gone, for the reason f. If a request needs the peer, as the
-// caller says or a receive from any rank shows, the mesh fails and Depart returns false.
+// Depart notes that the peer is gone, for the reason f: it has left or died. If a request needs the
+// peer, as the caller says or a receive from any rank shows, the mesh fails and Depart returns false.
 func (p *Peer) Depart(f *transport.Fault, needed bool) bool {
 	b := p.base
 	p.Gone, p.goneAt = f, b.NextArrival()
+	if p.died() && b.dead == nil {
+		b.dead = f
+	}
 	if needed || !p.Stranded.Empty() || b.endShared() {
 		b.Fail(f)
 		return false
 	}
 	p.Ending = true
 	b.Changed()
+	if p.died() {
+		for _, tell := range b.onDeath {
+			tell(f)
+		}
+	}
 	return true
+}
+
+// died reports whether the peer is a rank of this library that has died. That of another library cannot say goodbye.
+func (p *Peer) died() bool {
+	return p.Native && p.Gone != nil && p.Gone.Kind == transport.FaultPeerDied
 }
 
 // EndWithGone ends r, which needs this peer, and the mesh.

@@ -150,7 +150,7 @@ func (h header) String() string {
 	return s
 }
 
-// CompareCalls waits until every other rank has made as many calls as this rank, or has left, and
+// CompareCalls waits until every other rank has made as many calls as this rank, or is gone, and
 // compares the calls. If they differ the group ends, with a *RankError. Once ctx has ended, it compares
 // the calls made so far. It may be called at any time.
 func (g *Group) CompareCalls(ctx context.Context) error {
@@ -187,13 +187,13 @@ func (g *Group) catchUp(r int) (behind bool, err error) {
 	if r == g.rank || mine&entered == 0 {
 		return false, nil
 	}
-	left := atomic.LoadUint32(g.segs[r].left) != 0
+	gone := g.gone(r) != nil
 	theirs := atomic.LoadUint64(g.segs[r].last)
 	if err := g.compare(r, uint32(mine)); err != nil {
 		return false, g.giveUp(&RankError{Rank: r, Err: err})
 	}
 	behind = theirs&entered == 0 || int32(uint32(theirs)-uint32(mine)) < 0
-	return behind && !left && g.refusal() == nil, nil
+	return behind && !gone && g.refusal() == nil, nil
 }
 
 // minLookPause is the shortest time between two looks of CompareCalls.

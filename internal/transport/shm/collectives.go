@@ -18,7 +18,7 @@ func (g *Group) start(h header, stop func() error) error {
 	}
 	h.history = g.history
 	g.op, g.stop, g.room = h, stop, g.roomFor(&h)
-	return nil
+	return g.uncalled()
 }
 
 // pipeline runs n pieces of a collective. stage fills this rank's slot with piece k. It is nil

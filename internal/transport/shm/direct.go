@@ -522,6 +522,9 @@ func (g *Group) checkOwner(r int, err error) error {
 		return g.giveUp(&RankError{Rank: r, Err: ErrLeft})
 	}
 	if err != nil {
+		if gone := g.gone(r); gone != nil {
+			return g.giveUp(&RankError{Rank: r, Err: gone})
+		}
 		return g.giveUp(&RankError{Rank: r, Err: fmt.Errorf("%w: %w", ErrUnreadable, err)})
 	}
 	return g.askStop()

@@ -372,7 +372,7 @@ func TestMeshDirect(t *testing.T) {
 			}
 			return ms
 		},
-		Kill:  func(_ testing.TB, ms []transport.Mesh, rank int) { f.Kill(f.names[ms[rank]], rank) },
+		Kill:  f.die,
 		Sizes: []int{64<<10 + 1, 256<<10 + 1},
 	})
 }

@@ -197,12 +197,16 @@
 //
 // # Ending
 //
-// This package does not notice that a rank has died. Something else does, and calls
-// [Group.Abort] on any living rank. That sets a word in every segment and wakes sleeping
-// ranks. All operations then end on all ranks, and the group with them, because nobody
-// knows how far each rank had come. The group also ends when the function stop of a
-// waiting call returns an error, when ranks disagree, or when a rank that is needed has
-// closed it. Sleeping ranks look for the end every few milliseconds.
+// [Group.Abort] sets a word in every segment and wakes sleeping ranks. All operations then
+// end on all ranks, and the group with them, because nobody knows how far each rank had
+// come. The group also ends when the function stop of a waiting call returns an error,
+// when ranks disagree, or when a rank that is needed has died or closed it. Sleeping ranks
+// look for the end every few milliseconds.
+//
+// This package does not notice that a rank has died. Something else does, on every living
+// rank, and calls [Group.Died]. What the dead rank has published stays, and a collective
+// that it has done its part of succeeds. One that waits for it ends, and so does one that it
+// has not called.
 //
 // A rank that cannot read the memory of another one any more ends the group with
 // [ErrUnreadable]. Most likely the other rank has died.

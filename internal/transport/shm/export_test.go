@@ -137,3 +137,9 @@ func (g *Group) Scribble(rng *rand.Rand) {
 	}
 	atomic.StoreUint64(g.self.last, entered|rng.Uint64N(200))
 }
+
+// Die makes the mesh of a rank do nothing more, as if its process had ended.
+func (m *Mesh) Die() {
+	m.closing.Do(func() { close(m.closed) })
+	m.wg.Wait()
+}

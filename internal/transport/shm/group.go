@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 	"unsafe"
+
+	"github.com/c10d-go/c10d/internal/transport"
 )
 
 const (
@@ -109,8 +111,8 @@ var (
 	ErrLeft = errors.New("shm: a rank has left the group")
 )
 
-// RankError says which rank ended an operation. It wraps ErrAborted, ErrMismatch, ErrLeft or
-// ErrUnreadable.
+// RankError says which rank ended an operation. It wraps ErrAborted, ErrMismatch, ErrLeft,
+// ErrUnreadable, or the *transport.Fault of [Group.Died].
 type RankError struct {
 	Rank int
 	Err  error
@@ -183,8 +185,9 @@ type Group struct {
 	mapped      Limits
 	allocated   bool // all ranks have called Alloc, and use mapped
 
-	failure atomic.Pointer[error] // why the group refuses; set once
-	life    sync.Mutex            // held while the memory must stay mapped, outside collectives
+	failure atomic.Pointer[error]              // why the group refuses; set once
+	deaths  atomic.Pointer[[]*transport.Fault] // by rank, of those that have died; nil if none has
+	life    sync.Mutex                         // held while the memory must stay mapped, outside collectives
 	mem     []byte
 	mesh    *Mesh
 	closed  bool
@@ -471,6 +474,60 @@ func (s *segment) wakeAll() {
 		wake(s.slots[i].in)
 		wake(s.slots[i].reduced)
 	}
+}
+
+// Died notes that a rank has died: f says how that was noticed. From now on calls of this rank end, with f in a
+// *RankError, if they wait for that rank or if it has not made the same call. What it has published stays.
+// Died does not wait.
+func (g *Group) Died(rank int, f *transport.Fault) {
+	g.life.Lock()
+	defer g.life.Unlock()
+	if g.closed {
+		return
+	}
+	all := make([]*transport.Fault, g.size)
+	if was := g.deaths.Load(); was != nil {
+		copy(all, *was)
+	}
+	all[rank] = f
+	g.deaths.Store(&all)
+	g.segs[rank].wakeAll() // who waits for that rank
+	g.self.wakeMesh()
+}
+
+// gone returns why rank r does no more: ErrLeft, or the fault of its death. It returns nil if r is there.
+func (g *Group) gone(r int) error {
+	if atomic.LoadUint32(g.segs[r].left) != 0 {
+		return ErrLeft
+	}
+	if f := g.Death(r); f != nil {
+		return f
+	}
+	return nil
+}
+
+// Death returns the fault of Died, nil if rank r has not died as far as this rank knows.
+func (g *Group) Death(r int) *transport.Fault {
+	if d := g.deaths.Load(); d != nil {
+		return (*d)[r]
+	}
+	return nil
+}
+
+// uncalled ends the group if a rank has died and has not made the call that runs now. A rank that only sends,
+// as the root of a broadcast, would notice several calls later.
+func (g *Group) uncalled() error {
+	d := g.deaths.Load()
+	if d == nil || atomic.LoadUint64(g.self.last)&entered == 0 {
+		return nil
+	}
+	for r, died := range *d {
+		last := atomic.LoadUint64(g.segs[r].last)
+		if died != nil && (last&entered == 0 || int32(uint32(last)-g.number) < 0) {
+			return g.giveUp(&RankError{Rank: r, Err: died})
+		}
+	}
+	return nil
 }
 
 // Close ends the operation that runs here, leaves the group and frees its memory. What this

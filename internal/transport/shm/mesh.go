@@ -41,8 +41,10 @@ const (
 	// otherwise.
 	readBytes = 256 << 10
 
-	// faultWait is how long a rank whose group has ended waits for the other mesh to say why.
-	faultWait = time.Second
+	// faultWait is how long a rank whose group has ended waits for the other mesh to say why. Every
+	// deathCheck it looks whether the rank that ended the group has died.
+	faultWait  = time.Second
+	deathCheck = 2 * time.Millisecond
 )
 
 // Mesh is a transport.Mesh whose messages go through the memory of a Group. Another mesh of the
@@ -132,13 +134,26 @@ func NewMesh(g *Group, rest transport.Mesh, o MeshOptions) (*Mesh, error) {
 		wake: make(chan struct{}, 1), closed: make(chan struct{}),
 		peers: make([]peer, g.size),
 	}
+	if err := m.attach(); err != nil {
+		return nil, err
+	}
+	m.wg.Add(2)
+	go m.watch()
+	go m.drive()
+	rest.OnDeath(m.died)
+	return m, nil
+}
+
+// attach makes m the mesh of its group.
+func (m *Mesh) attach() error {
+	g := m.g
 	g.life.Lock()
 	defer g.life.Unlock()
 	if g.closed {
-		return nil, ErrClosed
+		return ErrClosed
 	}
 	if g.mesh != nil {
-		return nil, errors.New("shm: the group has a mesh already")
+		return errors.New("shm: the group has a mesh already")
 	}
 	g.mesh = m
 	m.later.Check = func() {
@@ -158,10 +173,13 @@ func NewMesh(g *Group, rest transport.Mesh, o MeshOptions) (*Mesh, error) {
 		data, head, full = g.ringOf(i, g.rank)
 		p.r = reader{data: data, head: head, full: full}
 	}
-	m.wg.Add(2)
-	go m.watch()
-	go m.drive()
-	return m, nil
+	return nil
+}
+
+// died is told by the other mesh.
+func (m *Mesh) died(f *transport.Fault) {
+	m.g.Died(f.Rank, f)
+	m.MoveInBackground() // if a request needs that rank, it ends
 }
 
 // Send implements transport.Mesh.
@@ -172,10 +190,10 @@ func (m *Mesh) Send(r *transport.Request) {
 		m.unlock()
 		return
 	}
-	if atomic.LoadUint32(p.seg.left) != 0 {
+	if m.g.gone(p.rank) != nil {
 		m.addPending(p)
 		p.sends.Push(r)
-		m.peerLeft(p)
+		m.peerGone(p)
 		m.unlock()
 		return
 	}
@@ -609,9 +627,9 @@ func (m *Mesh) Withdraw(r *transport.Request) {
 	}
 }
 
-// endSharedAny ends the shared receives from any rank, because no other rank is left.
-func (m *Mesh) endSharedAny(last int) {
-	f := transport.NewFault(transport.FaultPeerLeft, last, m.g.rank, nil)
+// endSharedAny ends the shared receives from any rank, because they wait in vain.
+func (m *Mesh) endSharedAny(gone int) {
+	f := m.faultOf(gone)
 	for i := range m.posted {
 		l := &m.posted[i]
 		for r := l.Front(); r != nil; {
@@ -760,7 +778,7 @@ func (m *Mesh) progress() (moved bool) {
 	return moved
 }
 
-// checkEnd looks whether the group has ended, or a rank that is needed has left.
+// checkEnd looks whether the group has ended, or a rank that is needed is gone.
 func (m *Mesh) checkEnd() {
 	m.mu.Lock()
 	if m.end != nil {
@@ -772,43 +790,66 @@ func (m *Mesh) checkEnd() {
 		m.failSoon(err)
 		return
 	}
-	here, last := 0, 0
+	here, last, dead := 0, 0, -1
 	for i := range m.peers {
 		p := &m.peers[i]
-		switch {
-		case i == m.g.rank:
-		case atomic.LoadUint32(p.seg.left) == 0:
-			here++
-		default:
-			m.peerLeft(p)
-			last = i
+		if i == m.g.rank {
+			continue
 		}
+		switch m.g.gone(i) {
+		case nil:
+			here++
+			continue
+		case ErrLeft:
+		default:
+			dead = i
+		}
+		m.peerGone(p)
+		last = i
+	}
+	if dead >= 0 && m.anyWaiting > 0 {
+		for i := range m.peers { // who sent before counts
+			m.receive(&m.peers[i])
+		}
+	}
+	// A receive from any rank waits for the dead one too.
+	if dead >= 0 {
+		here, last = 0, dead
 	}
 	if here == 0 && m.shared > 0 && m.end == nil {
 		m.endSharedAny(last)
 	}
 	if here == 0 && m.anyWaiting > 0 && m.g.size > 1 {
-		m.setFaultLeft(last)
+		m.setFaultGone(last)
 	}
 	m.unlock()
 }
 
-// peerLeft takes the messages that p sent before it left the group, and ends the group if
+// peerGone takes the messages that p sent before it left the group or died, and ends the group if
 // requests with p remain.
-func (m *Mesh) peerLeft(p *peer) {
+func (m *Mesh) peerGone(p *peer) {
 	for m.receive(p) {
 	}
 	if p.pending > 0 {
-		m.setFaultLeft(p.rank)
+		m.setFaultGone(p.rank)
 	}
 }
 
-// setFaultLeft is setFault for a rank that has left, unless the group was aborted: then it may
+// setFaultGone is setFault for a rank that is gone, unless the group was aborted: then it may
 // leave, and checkEnd finds the reason.
-func (m *Mesh) setFaultLeft(rank int) {
+func (m *Mesh) setFaultGone(rank int) {
 	if m.end == nil && m.g.refusal() == nil {
-		m.setFault(transport.FaultPeerLeft, rank, nil)
+		f := m.faultOf(rank)
+		m.setFault(f.Kind, rank, f.Err)
 	}
+}
+
+// faultOf returns the fault of requests that need a rank that is gone.
+func (m *Mesh) faultOf(rank int) *transport.Fault {
+	if died, ok := m.g.gone(rank).(*transport.Fault); ok {
+		return died
+	}
+	return transport.NewFault(transport.FaultPeerLeft, rank, m.g.rank, nil)
 }
 
 // failSoon ends the mesh because the group has ended, once the other mesh has said why, or
@@ -818,27 +859,44 @@ func (m *Mesh) failSoon(err error) {
 		m.wg.Add(1) // by a goroutine that drives, so it is not zero
 		go func() {
 			defer m.wg.Done()
-			t := time.NewTimer(faultWait)
-			defer t.Stop()
-			select {
-			case <-m.closed:
-			case <-m.Mesh.Failed():
-			case <-t.C:
-				f := transport.NewFault(transport.FaultAborted, -1, m.g.rank, err)
-				var at *RankError
-				if errors.As(err, &at) {
-					f.Rank = at.Rank
-					switch {
-					case errors.Is(err, ErrMismatch):
-						f.Kind = transport.FaultMismatch
-					case errors.Is(err, ErrLeft):
-						f.Kind = transport.FaultPeerLeft
-					}
-				}
-				m.Abort(f)
+			if m.awaitReason(err) {
+				return
 			}
+			f := transport.NewFault(transport.FaultAborted, -1, m.g.rank, err)
+			var at *RankError
+			if errors.As(err, &at) {
+				f.Rank = at.Rank
+				switch died := m.g.Death(at.Rank); {
+				case died != nil:
+					f.Kind, f.Err = died.Kind, died.Err
+				case errors.Is(err, ErrMismatch):
+					f.Kind = transport.FaultMismatch
+				case errors.Is(err, ErrLeft):
+					f.Kind = transport.FaultPeerLeft
+				}
+			}
+			m.Abort(f)
 		}()
 	})
+}
+
+// awaitReason waits until the other mesh has failed or the rank that err names is known to have died, faultWait at
+// most. It reports whether the mesh has failed or closed.
+func (m *Mesh) awaitReason(err error) bool {
+	t := time.NewTicker(deathCheck)
+	defer t.Stop()
+	var at *RankError
+	named := errors.As(err, &at)
+	for end := time.Now().Add(faultWait); time.Now().Before(end) && !(named && m.g.Death(at.Rank) != nil); {
+		select {
+		case <-m.closed:
+			return true
+		case <-m.Mesh.Failed():
+			return true
+		case <-t.C:
+		}
+	}
+	return false
 }
 
 // watch ends the mesh when the other one fails.

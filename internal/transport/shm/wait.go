@@ -124,8 +124,8 @@ func (g *Group) ended(owner int, w *uint32, want uint32) error {
 	if err := g.compare(owner, g.number); err != nil {
 		return g.giveUp(&RankError{Rank: owner, Err: err})
 	}
-	if atomic.LoadUint32(g.segs[owner].left) != 0 && !reached(w, want) {
-		return g.giveUp(&RankError{Rank: owner, Err: ErrLeft})
+	if gone := g.gone(owner); gone != nil && !reached(w, want) {
+		return g.giveUp(&RankError{Rank: owner, Err: gone})
 	}
 	if g.stop != nil {
 		if err := g.stop(); err != nil {

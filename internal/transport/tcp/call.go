@@ -179,7 +179,7 @@ func (m *Mesh) CompareCalls(ctx context.Context) {
 // confirmed reports whether no answer about operation number is missing.
 func (m *Mesh) confirmed(number uint32) bool {
 	for _, p := range m.pairs {
-		if p != nil && p.Gone == nil && !p.bye && !p.answered.reaches(number) {
+		if p != nil && p.Gone == nil && p.end == nil && !p.answered.reaches(number) {
 			return false
 		}
 	}

@@ -25,7 +25,10 @@ func (q *fifo[T]) push(x T) {
 }
 
 // front returns the oldest element; there has to be one.
-func (q *fifo[T]) front() *T { return &q.items[q.head] }
+func (q *fifo[T]) front() *T { return q.at(0) }
+
+// at returns the element behind so many others.
+func (q *fifo[T]) at(i int) *T { return &q.items[(q.head+i)&(len(q.items)-1)] }
 
 func (q *fifo[T]) pop() {
 	var zero T

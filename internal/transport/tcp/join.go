@@ -149,7 +149,7 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 		defer cancel()
 	}
 	m := newMesh(rank, len(addrs), e.opts)
-	m.addrs = all
+	m.addrs, m.joining = all, true
 	m.setShare(ranksOnHost(all, rank), min(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
 	d := &acceptor{
 		m: m, listener: e.listener, connected: make(chan int, len(addrs)), exhausted: make(chan error, 1), taken: make(map[int]bool),
@@ -230,6 +230,9 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 		}
 	}
 	if len(failure.Missing) == 0 {
+		m.Mu.Lock()
+		m.joining = false
+		m.Mu.Unlock()
 		return m, nil
 	}
 	f := transport.NewFault(transport.FaultAborted, rank, rank, failure)

@@ -52,6 +52,7 @@ type Mesh struct {
 	pairs    []*pair   // nil at the own rank, and where there is no connection yet
 	blocks   blocks
 	calls    calls
+	joining  bool    // Join has not returned; a rank that dies now is needed
 	asking   int     // peers that have asked for this rank's call and got no answer
 	posting  int     // goroutines in Post
 	deferred []*pair // pairs that have something to write once Post is done
@@ -118,7 +119,7 @@ func (m *Mesh) expect(peer int, conn net.Conn) bool {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	p := m.pairs[peer]
-	if m.Ended() != nil || p == nil || p.Gone != nil || p.bye || len(p.inbound) == maxLanes {
+	if m.Ended() != nil || p == nil || p.Gone != nil || p.end != nil || len(p.inbound) == maxLanes {
 		return false
 	}
 	p.inbound[conn] = struct{}{}
@@ -138,7 +139,7 @@ func (m *Mesh) attachInbound(peer int, conn net.Conn, good bool) bool {
 		}
 		return false
 	}
-	if p.bye {
+	if p.end != nil {
 		conn.SetReadDeadline(time.Now().Add(m.opts.reasonLimit))
 	}
 	m.Goroutines.Add(1)
@@ -258,7 +259,7 @@ func (m *Mesh) recv(r *transport.Request) {
 	}
 	p := m.pairs[r.Peer]
 	if p.Gone != nil {
-		// What it sent before it left is still here.
+		// What it sent before is still here.
 		if a, ok := p.s.in.Value(r.Slot); !ok || !a.here {
 			p.EndWithGone(r)
 			return

@@ -35,8 +35,9 @@ type pair struct {
 	sent     uint64        // bytes that were written to its connections
 	got      atomic.Uint64 // bytes of messages that were read from them
 
-	bye     bool  // the peer has said BYE; its other connections may still bring something
-	suspect error // why another connection ended; the first connection will tell more
+	end     *transport.Fault // why no more frames come; the peer's other connections may still bring something
+	cutOff  bool             // the peer died while it said why the group ends
+	suspect error            // why another connection ended; the first connection will tell more
 
 	asked    opNumber // the operation that the peer asks about, until this rank has answered
 	answered opNumber // the last operation about which the peer has answered
@@ -221,11 +222,7 @@ func (p *pair) lost(err error) {
 	case errors.As(err, &f):
 		p.m.Fail(f)
 	case errors.Is(err, errBye):
-		p.bye = true
-		for c := range p.inbound {
-			c.SetReadDeadline(time.Now().Add(p.m.opts.reasonLimit)) // what is on its way is nearly here
-		}
-		p.depart()
+		p.ended(p.Fault(transport.FaultPeerLeft, nil))
 	default:
 		if p.suspect != nil {
 			err = p.suspect
@@ -236,17 +233,30 @@ func (p *pair) lost(err error) {
 			p.Doubt(err)
 			return
 		}
-		p.Gone = p.Fault(transport.FaultPeerDied, err)
-		p.m.Fail(p.Gone)
+		p.ended(p.Fault(transport.FaultPeerDied, err))
 	}
 }
 
-// depart lets a peer go that has said BYE, once none of its connections can bring anything.
+// Died implements mesh.Link.
+func (p *pair) Died(f *transport.Fault) { p.ended(f) }
+
+// ended notes that the peer has said BYE, or that its first connection has ended without.
+func (p *pair) ended(f *transport.Fault) {
+	p.end = f
+	for c := range p.inbound {
+		c.SetReadDeadline(time.Now().Add(p.m.opts.reasonLimit)) // what is on its way is nearly here
+	}
+	p.m.begun.Broadcast()
+	p.depart()
+}
+
+// depart lets a peer go that has left or died, once none of its connections can bring anything.
 func (p *pair) depart() {
-	if !p.bye || p.Gone != nil || len(p.inbound) > 0 {
+	if p.end == nil || p.Gone != nil || len(p.inbound) > 0 {
 		return
 	}
-	if !p.Depart(p.Fault(transport.FaultPeerLeft, nil), p.s.needsPeer() || p.unsent()) {
+	needed := p.s.needsPeer() || p.unsent() || p.cutOff || p.m.joining && p.end.Kind == transport.FaultPeerDied
+	if !p.Depart(p.end, needed) {
 		return
 	}
 	p.first.conn.SetWriteDeadline(time.Now().Add(limits.Close))
@@ -263,5 +273,5 @@ func (p *pair) unsent() bool {
 			return true
 		}
 	}
-	return p.first.broken != nil && p.first.hasRequests()
+	return p.first.broken != nil && (p.first.hasRequests() || p.s.queued())
 }

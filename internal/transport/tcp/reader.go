@@ -428,6 +428,9 @@ func (in *input) beginData(f frame) error {
 		if fault != nil {
 			return fault
 		}
+		if !ready && p.end != nil {
+			return io.ErrUnexpectedEOF // the peer died before it sent the START
+		}
 		if ready {
 			in.expectPayload(f, to)
 			return nil
@@ -457,6 +460,7 @@ func (in *input) finishAbort(err error) error {
 	case p.m.Ended() != nil:
 		return errEnded
 	case err != nil:
+		p.cutOff = true
 		return err
 	}
 	told, err := parseAbort(in.f, words, p.m.Size())
@@ -549,7 +553,7 @@ func (p *pair) readBulk(conn net.Conn) {
 		m.Fail(f)
 	case err == io.EOF && !in.used:
 		// The peer gave the connection up while this rank accepted it.
-	case !p.bye:
+	case p.end == nil:
 		p.awaitReason(conn, err)
 	}
 	p.depart()

@@ -535,6 +535,16 @@ func (s *stream) needsPeer() bool {
 	return recvs > 0 || sends > 0 || !s.unannounced.Empty() || s.landed > 0 || s.pieces.len() > 0 || s.bulk.len() > 0
 }
 
+// queued reports whether a message waits in frames to be written.
+func (s *stream) queued() bool {
+	for i := range s.frames.len() {
+		if s.frames.at(i).req != nil {
+			return true
+		}
+	}
+	return false
+}
+
 // end completes the requests that wait to be matched. Queued frames stay. A message that is
 // being read ends when its reader calls arrived.
 func (s *stream) end(err error) {

@@ -28,6 +28,8 @@ const (
 	Misuse Feature = iota
 	// Allocations: in the steady state a message allocates nothing.
 	Allocations
+	// Early: a small send ends before its receive is posted.
+	Early
 )
 
 // Config says what to test.
@@ -68,6 +70,9 @@ func Run(t *testing.T, c Config) {
 		{name: "Leave", run: s.leave},
 		{name: "LeaveWhileNeeded", run: s.leaveWhileNeeded},
 		{name: "Die", run: s.die},
+		{name: "DieUnneeded", run: s.dieUnneeded},
+		{name: "DieEarly", run: s.dieEarly, need: []Feature{Early}},
+		{name: "DieWhileNeeded", run: s.dieWhileNeeded},
 		{name: "Abort", run: s.abort},
 		{name: "AbortUnderLoad", run: s.abortUnderLoad},
 		{name: "Close", run: s.close},
@@ -576,6 +581,116 @@ func (s *suite) die(t *testing.T) {
 		require.Equal(t, 3, failed(t, m).Rank)
 	}
 	require.Equal(t, 3, faultOf(t, recv(ms[0], 1, 1, nil)).Rank)
+}
+
+// dieUnneeded: a death alone is no fault. Other ranks go on, and get what the dead one has sent. A request that
+// needs it ends the mesh on all ranks.
+func (s *suite) dieUnneeded(t *testing.T) {
+	if s.Kill == nil {
+		t.Skip("nobody can be killed here")
+	}
+	for name, post := range needing {
+		for _, n := range []int{0, 4, 3 << 20} {
+			t.Run(fmt.Sprint(name, " ", n), func(t *testing.T) {
+				ms := s.group(t, 3)
+				told := make(chan int, 3)
+				ms[0].OnDeath(func(f *transport.Fault) { told <- f.Rank })
+				in, back := make([]byte, n), make([]byte, n)
+				r := recv(ms[0], 2, 1, in)
+				o := recv(ms[2], 0, 1, back)
+				require.NoError(t, wait(t, send(ms[2], 0, 1, pattern(n, 3))))
+				require.NoError(t, wait(t, send(ms[0], 2, 1, pattern(n, 4))))
+				require.NoError(t, wait(t, o))
+				s.Kill(t, ms, 2)
+				require.NoError(t, wait(t, r))
+				require.True(t, bytes.Equal(pattern(n, 3), in))
+				for _, m := range ms[:2] {
+					eventually(t, "death", func() bool { h := m.Diagnose(patience)[2]; return h.Died && h.Departed })
+				}
+				require.Equal(t, 2, <-told)
+				ms[0].OnDeath(func(f *transport.Fault) { told <- f.Rank })
+				require.Equal(t, 2, <-told, "again")
+				a, b := recv(ms[0], 1, 4, in), send(ms[1], 0, 4, pattern(n, 5))
+				require.NoError(t, wait(t, a))
+				require.NoError(t, wait(t, b))
+				require.Nil(t, ms[0].Fault())
+				require.Nil(t, ms[1].Fault())
+
+				waits := recv(ms[1], 0, 7, in) // for one that waits for the dead rank
+				for _, f := range []*transport.Fault{faultOf(t, post(ms[0], 2)), faultOf(t, waits)} {
+					require.Equal(t, transport.FaultPeerDied, f.Kind)
+					require.Equal(t, 2, f.Rank)
+				}
+			})
+		}
+	}
+}
+
+// dieEarly: what a rank had sent before it died is received, also if nobody waited for it yet.
+func (s *suite) dieEarly(t *testing.T) {
+	if s.Kill == nil {
+		t.Skip("nobody can be killed here")
+	}
+	for _, n := range []int{0, 4, 500} {
+		for _, any := range []bool{false, true} {
+			t.Run(fmt.Sprint(n, " ", any), func(t *testing.T) {
+				ms := s.group(t, 3)
+				for slot := range uint64(3) {
+					require.NoError(t, wait(t, send(ms[2], 0, slot, pattern(n, int(slot)))))
+				}
+				s.Kill(t, ms, 2)
+				eventually(t, "death", func() bool { return ms[0].Diagnose(patience)[2].Died })
+				for _, slot := range []uint64{2, 0, 1} {
+					in := make([]byte, n)
+					r := request(2, slot, in)
+					if any {
+						ms[0].RecvAny(r)
+					} else {
+						ms[0].Recv(r)
+					}
+					require.NoError(t, wait(t, r))
+					require.Equal(t, 2, r.Peer)
+					require.True(t, bytes.Equal(pattern(n, int(slot)), in))
+				}
+				require.Nil(t, ms[0].Fault())
+				f := faultOf(t, recv(ms[0], 2, 1, make([]byte, n)))
+				require.Equal(t, transport.FaultPeerDied, f.Kind)
+				require.Equal(t, 2, f.Rank)
+			})
+		}
+	}
+}
+
+// needing are requests that need a peer.
+var needing = map[string]func(m transport.Mesh, peer int) *transport.Request{
+	"receive":       func(m transport.Mesh, peer int) *transport.Request { return recv(m, peer, 11, make([]byte, 1)) },
+	"large receive": func(m transport.Mesh, peer int) *transport.Request { return recv(m, peer, 11, make([]byte, 2<<20)) },
+	"send":          func(m transport.Mesh, peer int) *transport.Request { return send(m, peer, 11, make([]byte, 1)) },
+	"large send":    func(m transport.Mesh, peer int) *transport.Request { return send(m, peer, 11, make([]byte, 2<<20)) },
+	"any":           func(m transport.Mesh, peer int) *transport.Request { return recvAny(m, 11, make([]byte, 1)) },
+}
+
+// dieWhileNeeded: a rank that waits for one that dies hears of it, and so does one that waits for that rank.
+func (s *suite) dieWhileNeeded(t *testing.T) {
+	if s.Kill == nil {
+		t.Skip("nobody can be killed here")
+	}
+	for name, post := range needing {
+		if name == "send" {
+			continue // it may end at once
+		}
+		t.Run(name, func(t *testing.T) {
+			ms := s.group(t, 3)
+			waits := recv(ms[1], 0, 7, make([]byte, 1))
+			r := post(ms[0], 2)
+			s.Kill(t, ms, 2)
+			for _, r := range []*transport.Request{r, waits} {
+				f := faultOf(t, r)
+				require.Equal(t, transport.FaultPeerDied, f.Kind)
+				require.Equal(t, 2, f.Rank)
+			}
+		})
+	}
 }
 
 // abort reaches every rank with its reason in words, and only the first one counts.

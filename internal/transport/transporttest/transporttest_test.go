@@ -33,6 +33,6 @@ func TestF34Mem(t *testing.T) {
 			return ms
 		},
 		Kill: func(_ testing.TB, ms []transport.Mesh, rank int) { f.Kill(groups[ms[rank]], rank) },
-		No:   []transporttest.Feature{transporttest.Misuse, transporttest.Allocations},
+		No:   []transporttest.Feature{transporttest.Misuse, transporttest.Allocations, transporttest.Early},
 	})
 }

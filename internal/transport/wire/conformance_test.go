@@ -16,5 +16,16 @@ func TestF34Conformance(t *testing.T) {
 			}
 			return ms
 		},
+		Kill: func(_ testing.TB, ms []transport.Mesh, rank int) {
+			m := ms[rank].(*Mesh)
+			m.Mu.Lock()
+			defer m.Mu.Unlock()
+			for _, p := range m.pairs {
+				if p != nil {
+					p.conn.Close()
+				}
+			}
+		},
+		No: []transporttest.Feature{transporttest.Early},
 	})
 }

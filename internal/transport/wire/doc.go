@@ -49,10 +49,9 @@
 //     a long question, which a slow network answers late. One before a PING makes the peer ask
 //     long questions.
 //
-// If the connection ends after HELLO and without BYE or ABORT, the peer is dead, and the
-// mesh fails at once. If it ends after BYE, the mesh fails only if a request needs the
-// peer. The same holds for PyTorch ranks, which cannot say goodbye. Messages that the
-// peer sent before are delivered.
+// If the connection ends after HELLO and without BYE or ABORT, the peer is dead. The mesh
+// fails if a request needs the peer, now or later. After BYE it is the same, with another
+// fault. PyTorch ranks cannot say goodbye. Messages that the peer sent before are delivered.
 //
 // Nothing here has a checksum but TCP itself, since the bytes are PyTorch's. Package tcp has
 // one.

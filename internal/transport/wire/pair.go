@@ -505,7 +505,16 @@ func (p *pair) lost(err error) {
 		}
 		f = p.Fault(transport.FaultPeerDied, err)
 	}
-	if !p.Depart(f, p.Native && f.Kind == transport.FaultPeerDied || p.needed()) {
+	p.depart(f)
+}
+
+// Died implements mesh.Link.
+func (p *pair) Died(f *transport.Fault) { p.depart(f) }
+
+// depart lets a peer go that has left or died.
+func (p *pair) depart(f *transport.Fault) {
+	m := p.m
+	if !p.Depart(f, p.needed() || len(p.words) > 0) { // the words of an ABORT that has not come
 		return
 	}
 	for _, s := range p.slots {

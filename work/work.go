@@ -94,9 +94,13 @@ type ender interface {
 	EndsWith(ctx context.Context) bool
 }
 
-// cancelWithin bounds how long Wait outlives its context while the operation ends with the same one.
-// Operations end within milliseconds, unless a function of the program holds them up.
-const cancelWithin = time.Second
+// cancelWithin and lateWithin bound how long Wait outlives its context, cancelled or past its deadline, while the
+// operation ends with the same one. Cancelled operations end within milliseconds, unless a function of the program
+// holds them up. Late ones first ask the other ranks who is missing.
+const (
+	cancelWithin = time.Second
+	lateWithin   = 300 * time.Millisecond
+)
 
 // States of a Work. It has ended from succeeded on.
 const (
@@ -112,8 +116,8 @@ var base = time.Now()
 
 // Wait blocks until the operation has ended and returns its error, as c10d's wait does. ctx bounds
 // the waiting only. If ctx ends first, Wait returns an error that wraps ctx's, and the operation
-// goes on. If ctx is that of the operation and is cancelled, the operation ends, too: Wait gives it
-// a second, and returns its error.
+// goes on. If ctx is that of the operation, the operation ends, too: Wait gives it a second, or 0.3 s after ctx's
+// deadline, and returns its error, which says who is to blame.
 func (w *Work) Wait(ctx context.Context) error {
 	if w.state.Load() < succeeded {
 		if h, ok := w.runner.(helper); ok {
@@ -140,14 +144,18 @@ func (w *Work) Wait(ctx context.Context) error {
 	return w.Err()
 }
 
-// endsWith waits for an operation that a context has cancelled together with the wait. It returns
+// endsWith waits for an operation that a context has ended together with the wait. It returns
 // false if the operation has another context, or does not end.
 func (w *Work) endsWith(ctx context.Context) bool {
 	e, ok := w.runner.(ender)
-	if !ok || !errors.Is(ctx.Err(), context.Canceled) || !e.EndsWith(ctx) {
+	if !ok || !e.EndsWith(ctx) {
 		return w.state.Load() >= succeeded
 	}
-	t := time.NewTimer(cancelWithin)
+	limit := cancelWithin
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		limit = lateWithin
+	}
+	t := time.NewTimer(limit)
 	defer t.Stop()
 	select {
 	case <-w.Done():
@@ -444,7 +452,7 @@ func (p *Promise) SetResult(result ...*tensor.Tensor) {
 // If r has a method Poll(), IsCompleted, IsSuccess, Result and Duration call it first. Poll ends the
 // operation if it is done, and does not wait.
 //
-// If r has a method EndsWith(context.Context) bool, Wait calls it with a context that was cancelled.
+// If r has a method EndsWith(context.Context) bool, Wait calls it with a context that has ended.
 // It reports whether the end of that context ends the operation, soon. Wait then waits for that.
 func (p *Promise) RunBy(r interface{ Abort(cause error) }) { p.w.runner = r }
 

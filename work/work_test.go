@@ -134,7 +134,8 @@ func TestWaitWithTheContextOfTheOperation(t *testing.T) {
 	}{
 		"the same":           {takes: time.Millisecond, want: "rank 1 cancelled"},
 		"the same, but slow": {takes: time.Minute, want: "stopped waiting, the operation goes on"},
-		"its deadline":       {takes: time.Millisecond, limit: time.Second, want: "stopped waiting, the operation goes on"},
+		"its deadline":       {takes: 290 * time.Millisecond, limit: time.Second, want: "rank 1 cancelled"},
+		"its deadline, slow": {takes: 310 * time.Millisecond, limit: time.Second, want: "stopped waiting, the operation goes on"},
 		"another":            {takes: time.Millisecond, other: true, want: "stopped waiting, the operation goes on"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -91,6 +91,8 @@ type cutting struct {
 
 func (h cutting) Enabled(context.Context, slog.Level) bool { return true }
 
+func (h cutting) WithAttrs([]slog.Attr) slog.Handler { return h }
+
 func (h cutting) Handle(_ context.Context, r slog.Record) error {
 	if r.Message == "process group ready" && h.groups.Add(1) > 1 {
 		h.cancel()

@@ -219,7 +219,7 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*
 		g.traced = w.options.Recorder.Join(trace.Member{
 			Name: s.name, Description: s.desc, Epoch: w.number, Rank: g.rank, Ranks: slices.Clone(s.ranks),
 			Numbers: w.numbers(s.ranks), Timeout: s.timeout,
-			Blocks: w.options.Detail, Prompt: g.prompt(), Explain: g.explain, Probe: g.probe,
+			Prompt: g.prompt(), Explain: g.explain, Probe: g.probe,
 			Run: w.run, Job: w.job, Attempt: w.attempt, Logger: w.options.Logger,
 		})
 	}

@@ -64,8 +64,4 @@
 // depends on the machine. On one it was 0.2 to 2.2 % with a recorder and 1.0 to 1.7 % with an observer, and for 1 MiB 0.6
 // to 1.2 % and 0.8 to 1.5 %. On another one, an EPYC, it was 2.9 to 4.3 % and 4.6 to 4.9 %, and for 1 MiB 0 to 0.5 %. The
 // control, with no recorder either, was within 0.4 %.
-//
-// Reading a clock would take nearly as long again. So the time of the call is not read for a
-// collective of at most 64 KiB that is called when the one before it has ended. Called is then the
-// time when the operation began, which is at most 20 ms later.
 package trace

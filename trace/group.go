@@ -21,7 +21,6 @@ type Member struct {
 	Ranks       []int // the members' ranks in the default group, by rank in this group
 	Numbers     []int // the members' numbers, by rank in this group: see pg.View.IDs; nil if these are Ranks
 	Timeout     time.Duration
-	Blocks      bool // calls may block before the backend has an operation
 
 	Prompt bool // calls return soon, and are recorded when the backend has them: see backend.Prompt
 
@@ -49,13 +48,12 @@ type Group struct {
 	routes map[way][]route
 
 	// Each call needs these, and nothing else of the group: a cache line, as in Recorder.
-	_              [56]byte
-	recorder       *Recorder
-	blocks, prompt bool   // Member's
-	collectives    uint64 // called so far, as messages; guarded by recorder.lock, as what follows
-	messages       uint64
-	last           *entry
-	_              [24]byte
+	_           [56]byte
+	recorder    *Recorder
+	prompt      bool   // Member's
+	collectives uint64 // called so far, as messages; guarded by recorder.lock, as what follows
+	messages    uint64
+	_           [32]byte
 }
 
 // way is an operation of a backend.
@@ -75,7 +73,7 @@ func (r *Recorder) Join(m Member) *Group {
 	if m.Numbers == nil {
 		m.Numbers = m.Ranks
 	}
-	g := &Group{Member: m, recorder: r, blocks: m.Blocks, prompt: m.Prompt, routes: make(map[way][]route)}
+	g := &Group{Member: m, recorder: r, prompt: m.Prompt, routes: make(map[way][]route)}
 	var explained []backend.Explanation
 	if m.Explain != nil {
 		explained = m.Explain()

@@ -20,7 +20,7 @@ func TestLayout(t *testing.T) {
 	require.Zero(t, unsafe.Offsetof(r.lock)%cacheLine)
 	require.EqualValues(t, cacheLine, unsafe.Offsetof(r.observer)+unsafe.Sizeof(r.observer)-unsafe.Offsetof(r.lock))
 	require.Zero(t, unsafe.Offsetof(g.recorder)%cacheLine)
-	require.LessOrEqual(t, unsafe.Offsetof(g.last)+8-unsafe.Offsetof(g.recorder), uintptr(cacheLine))
+	require.LessOrEqual(t, unsafe.Offsetof(g.messages)+8-unsafe.Offsetof(g.recorder), uintptr(cacheLine))
 	var e entry
 	require.EqualValues(t, 3*cacheLine, unsafe.Sizeof(e))
 	require.EqualValues(t, cacheLine, unsafe.Offsetof(e.in))

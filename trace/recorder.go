@@ -111,16 +111,11 @@ func (e Event) Err() error { return e.entry().failure() }
 
 // Took returns the time from Operation.Called to the end, and 0 in Observer.Called.
 func (e Event) Took() time.Duration {
-	x := e.entry()
-	switch {
-	case !e.ended:
+	if !e.ended {
 		return 0
-	case x.called != 0:
-		return x.ended - x.called
-	case x.began != 0:
-		return x.ended - x.began
 	}
-	return 0
+	x := e.entry()
+	return x.ended - x.called
 }
 
 func (e Event) entry() *entry { return &e.recorder.entries[e.at] }
@@ -304,7 +299,7 @@ type entry struct {
 	backend    string
 	record     uint64
 	collective uint64
-	called     time.Duration // since work.Origin; 0 stands for began
+	called     time.Duration // since work.Origin
 	peer       int32
 	op         work.OpType
 	same       bool // out is in
@@ -420,14 +415,13 @@ type Call struct {
 	group   *Group
 	backend string
 	entry   int           // its place in the ring, plus 1; 0 if it has none
-	called  time.Duration // 0 if it has not been read
+	called  time.Duration // since work.Origin
 	timeout time.Duration
 	peer    int32
 	op      work.OpType
 	same    bool // out is in
 	in      Shape
-	out     Shape  // not valid if same
-	before  *entry // the group's collective before this one; set with entry
+	out     Shape // not valid if same
 }
 
 // Begin is for package pg: it comes before a call is given to the backend. The caller then calls Issued or
@@ -441,16 +435,11 @@ func (c *Call) Begin(g *Group, b backend.Backend, op work.OpType, in, out []*ten
 	if c.same = len(in) > 0 && len(out) > 0 && &in[0] == &out[0]; !c.same {
 		c.out.set(out)
 	}
-	if g.blocks || !g.prompt || c.in.Bytes() > readsClock {
-		c.called = time.Since(work.Origin())
-	}
+	c.called = time.Since(work.Origin())
 	if !g.prompt {
 		c.open()
 	}
 }
-
-// readsClock is from how many bytes on the time of a call is noted by itself. A clock takes 25 ns.
-const readsClock = 64 << 10
 
 // open records a call that the backend does not have.
 func (c *Call) open() {
@@ -476,9 +465,6 @@ func (c *Call) takeBack() {
 		g.messages--
 	} else {
 		g.collectives--
-	}
-	if c.entry != 0 && g.last == &g.recorder.entries[c.entry-1] {
-		g.last = c.before
 	}
 	c.vacate()
 }
@@ -527,17 +513,6 @@ func (c *Call) enter(w *work.Work) (place int, over bool) {
 	e.collective = g.collectives
 	if e.more = g.messages > 0 || c.timeout != 0; e.more {
 		e.p2p, e.timeout = g.messages, c.timeout
-	}
-	if last := g.last; e.called == 0 && last != nil && (last.backend != c.backend || last.pending() && last.group == g) {
-		e.called = time.Since(work.Origin())
-		if w != unissued {
-			if began := w.Began(); began != 0 {
-				e.called = min(e.called, began)
-			}
-		}
-	}
-	if !c.op.IsP2P() {
-		c.before, g.last = g.last, e
 	}
 	if r.stacked {
 		r.stacks[at] = stack{}
@@ -624,9 +599,6 @@ func (c *Call) Blocked(f func() error) error {
 	r := c.group.recorder
 	e := &r.entries[c.entry-1]
 	r.lock.Lock()
-	if e.called == 0 {
-		e.called = time.Since(work.Origin())
-	}
 	e.blocked = true
 	began := e.called
 	r.lock.Unlock()
@@ -777,15 +749,7 @@ func (r *Recorder) operation(at int, w *work.Work) (o Operation) {
 	case e.blocked:
 		began = e.called
 	}
-	called := e.called
-	switch {
-	case called != 0:
-	case began != 0:
-		called = began
-	default:
-		called = time.Since(work.Origin())
-	}
-	o.Called = work.Origin().Add(called)
+	o.Called = work.Origin().Add(e.called)
 	if began != 0 {
 		o.Began = work.Origin().Add(began)
 	}

@@ -8,8 +8,8 @@
 //
 // # Dumps
 //
-// A Recorder with a prefix writes its ring to a file when an operation of a group fails, and when
-// Dump is called. pg.Init takes the prefix from the variable C10D_TRACE. Then SIGUSR1 makes a process
+// A Recorder with a prefix writes its ring to a file when an operation of a group fails, when a call finds that its
+// group has failed, and when Dump is called. pg.Init takes the prefix from the variable C10D_TRACE. Then SIGUSR1 makes a process
 // write its file, too (on Unix):
 //
 //	C10D_TRACE=/tmp/job/rank_ c10d run -n 4 -- ./train

@@ -2,6 +2,8 @@ package trace
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"runtime"
@@ -613,21 +615,37 @@ func (c *Call) Blocked(f func() error) error {
 	return err
 }
 
-// refused takes back an operation that was not issued.
+// refused takes back an operation that was not issued. But if the group has failed and this is the first that the rank
+// hears of it, the operation has failed as if it had been issued.
 func (c *Call) refused(err error) {
 	if c.entry == 0 && c.group.prompt {
 		c.open()
+	}
+	r := c.group.recorder
+	if seq, failed := groupFailed(err); failed && c.entry != 0 && !c.group.failed.Load() {
+		defer r.Settle()
+		r.Ended(uint32(c.entry), seq, 0, time.Since(work.Origin()), err)
+		return
 	}
 	defer c.takeBack() // also if an observer panics
 	if c.entry == 0 {
 		return
 	}
-	r := c.group.recorder
 	e := &r.entries[c.entry-1]
 	e.seq, e.began, e.ended, e.err = 0, 0, time.Since(work.Origin()), &err
 	if r.observer != nil {
 		r.observer.Ended(Event{r, c.entry - 1, true})
 	}
+}
+
+// groupFailed reports whether a call was refused because its group has failed. Other reasons are its arguments, its
+// context, and a group that was closed. seq is the number of the operation.
+func groupFailed(err error) (seq uint64, failed bool) {
+	var e *work.Error
+	if !errors.As(err, &e) || errors.Is(err, work.ErrClosed) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return 0, false
+	}
+	return e.Seq, true
 }
 
 // Ended implements work.Observer.

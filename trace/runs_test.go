@@ -2,7 +2,9 @@ package trace
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -167,6 +169,42 @@ func TestLostDump(t *testing.T) {
 	require.ErrorContains(t, p.Work().Wait(t.Context()), "broken")
 	require.Contains(t, log.String(), "no dump of the last operations")
 	require.Contains(t, log.String(), filepath.Join(file, "rank_0")+" cannot be written")
+}
+
+// TestRefusedByFailedGroup: a rank whose next call comes after its group has failed writes its dump, with the call. No
+// other refused call is in it.
+func TestRefusedByFailedGroup(t *testing.T) {
+	info := work.Info{Op: work.AllReduce, Seq: 1, Group: "0"}
+	for name, err := range map[string]error{
+		"failed":      &work.Error{Info: info, Peer: 1, Err: work.ErrPeerDied},
+		"closed":      &work.Error{Info: info, Peer: -1, Err: work.ErrClosed},
+		"not started": &work.Error{Info: info, Peer: -1, Err: fmt.Errorf("not started: %w: %w", work.ErrTimeout, context.DeadlineExceeded)},
+		"argument":    errors.New("a tensor is nil"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			prefix := filepath.Join(t.TempDir(), "rank_")
+			r := New(Options{Entries: 8, Prefix: prefix})
+			g := r.Join(Member{Name: "0", Ranks: []int{0, 1}, Prompt: true})
+			called(g).Complete(nil)
+			for range 3 {
+				var c Call
+				c.Begin(g, &named{name: "gloo"}, work.AllReduce, nil, nil, -1, 0)
+				_, got := c.Issued(nil, err)
+				require.Equal(t, err, got)
+			}
+			f, e := ReadFile(prefix + "0")
+			if name != "failed" {
+				require.ErrorIs(t, e, os.ErrNotExist)
+				require.Len(t, r.Operations(), 1)
+				return
+			}
+			require.NoError(t, e)
+			require.Len(t, f.Entries, 2)
+			require.Equal(t, err.Error(), f.Entries[1].Error)
+			require.Len(t, r.Operations(), 2, "later calls are refused")
+			require.Equal(t, uint64(1), r.Operations()[1].Seq)
+		})
+	}
 }
 
 // TestEndDoesNotWait: the end of an operation does not wait for a file system that hangs. Wait and Leave do, for a while.

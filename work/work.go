@@ -318,10 +318,11 @@ func (w *Work) Began() time.Duration {
 
 // Info returns the operation's description.
 func (w *Work) Info() Info {
+	i := Info{Op: OpType(w.issued), Seq: w.seq()}
 	if m := w.issuer; m != nil {
-		return m.Info(OpType(w.issued), w.seq())
+		i.Group, i.Rank, i.Names = m.Group, m.Rank, m.Names
 	}
-	return Info{Op: OpType(w.issued), Seq: w.seq()}
+	return i
 }
 
 func (w *Work) seq() uint64 { return w.issued >> opBits }

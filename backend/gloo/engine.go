@@ -441,4 +441,9 @@ func (e *engine) over() error {
 }
 
 // shared turns the error of a collective in shared memory into the operation's.
-func (e *engine) shared(err error) error { return e.session.inMemory(e.mesh, e.op.Info(), err) }
+func (e *engine) shared(err error) error {
+	if err == nil {
+		return nil
+	}
+	return e.session.inMemory(e.mesh, e.op.Info(), err)
+}

@@ -108,15 +108,16 @@ func (b *Backend) atOnce(o *operation) bool {
 func (b *Backend) admit(ctx context.Context, op work.OpType) error {
 	ended := ctx.Err() != nil // a nil context panics here, not under the lock
 	b.mu.Lock()
-	info := b.issuer.Info(op, b.seq)
+	seq := b.seq
 	f, over := b.fault(), b.closing || b.draining
 	if !over && f == nil && !ended {
 		return nil
 	}
 	if !over && f == nil {
-		b.uncalled = uncalled{op, b.seq, canceled(ctx)}
+		b.uncalled = uncalled{op, seq, canceled(ctx)}
 	}
 	b.mu.Unlock()
+	info := b.issuer.Info(op, seq)
 	switch {
 	case over:
 		return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
@@ -197,11 +198,12 @@ type lastCall struct {
 
 // enter has the native wire compare this call with the other ranks' calls. b.mu is held.
 func (b *Backend) enter(o *operation) {
-	b.last.op, b.last.seq = o.Info().Op, o.Info().Seq
+	info := o.Info()
+	b.last.op, b.last.seq = info.Op, info.Seq
 	if !b.native {
 		return
 	}
 	o.print.Follow(b.last.what, b.last.history)
 	b.last.what, b.last.history = o.print.What, o.print.History
-	b.session.enter(o.call, o.tag, &o.print, o.Info().Op, o.Info().Seq)
+	b.session.enter(o.call, o.tag, &o.print, info.Op, info.Seq)
 }

@@ -378,8 +378,8 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 	exitCode := 0
 	var pause time.Duration
 	for {
-		begun := time.Now()
-		end, failures, restarts, err := a.attempt(ctx, s.Restarts)
+		begun := time.Now().Add(pause)
+		end, failures, restarts, err := a.attempt(ctx, s.Restarts, pause)
 		if err != nil {
 			return nil, err
 		}
@@ -394,7 +394,6 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 		s.Restarts++
 		pause = nextPause(pause, time.Since(begun))
 		a.Logf("rank %d failed (%s); restart %d of %d in %v", end.First.Rank, end.First.how(), s.Restarts, a.MaxRestarts, pause)
-		a.pause(ctx, pause)
 	}
 	if s.First != nil {
 		s.ExitCode = exitCode
@@ -694,32 +693,6 @@ func (a *agent) done(doneKey, endKey string) {
 		a.declare(endKey, ending{OK: true})
 	}
 	_ = a.nodes.Set(ctx, nodeDoneKey(doneKey, a.NodeRank), nil)
-}
-
-// rankStore makes the store that the ranks of an attempt meet in.
-func (a *agent) rankStore(ctx context.Context, key string) (addr string, done func(), err error) {
-	if a.NodeRank > 0 {
-		ctx, stop := a.untilSignal(ctx)
-		defer stop()
-		v, err := a.nodes.Get(ctx, key)
-		return string(v), func() {}, err
-	}
-	port := 0
-	if a.Nodes == 1 {
-		port = a.MasterPort
-	}
-	listen := launch.ListenAddr(net.JoinHostPort(a.MasterAddr, strconv.Itoa(port)))
-	server, err := tcp.Listen(ctx, listen, tcp.ServerOptions{TLS: a.tls, Token: a.token, Job: a.jobName()})
-	if err != nil {
-		return "", nil, err
-	}
-	_, p, _ := net.SplitHostPort(server.Addr().String())
-	addr = net.JoinHostPort(a.MasterAddr, p)
-	if err := a.nodes.Set(ctx, key, []byte(addr)); err != nil {
-		server.Close()
-		return "", nil, err
-	}
-	return addr, func() { server.Close() }, nil
 }
 
 // jobName is the name in the ranks' TORCHELASTIC_RUN_ID. torchrun writes "none" for a job

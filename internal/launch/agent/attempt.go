@@ -3,7 +3,9 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"sync"
@@ -54,28 +56,34 @@ type alarm struct {
 	Peer int `json:"peer"` // the rank that it names; -1 if none
 }
 
-// attempt runs the ranks once. The failures are this node's, in order.
+// attempt runs the ranks once, after a pause. The failures are this node's, in order.
 // again counts the ranks of an elastic job that were started again.
-func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures []Failure, again int, err error) {
+func (a *agent) attempt(ctx context.Context, restarts int, pause time.Duration) (end ending, failures []Failure, again int, err error) {
 	t := &attempt{
 		agent: a, key: "attempt/" + strconv.Itoa(restarts) + "/", culprit: -1,
 		states: make(map[*rank]Failure), ends: make(chan ending, 1), alarms: make(chan alarm, 1),
 	}
-	closeStore := func() {}
-	if a.signal == nil || a.NodeRank == 0 { // the other nodes wait for the store
-		t.addr, closeStore, err = a.rankStore(ctx, t.key+"store")
-	}
-	if a.signal != nil {
-		if err == nil {
-			defer closeStore()
-		}
+	var closeStore func()
+	t.addr, closeStore, err = t.rankStore(ctx, pause)
+	switch {
+	case a.signal != nil:
 		end.Last, end.First = true, &Failure{
 			Rank: a.base, Host: a.host, ExitCode: signalCode(a.signal), Signal: signalName(a.signal), Time: time.Now(),
 		}
 		a.declare(t.endKey(), end)
+		if a.NodeRank == 0 {
+			_ = a.nodes.Set(ctx, t.storeKey(), nil) // the other nodes wait for it
+		}
 		return end, nil, 0, nil
-	}
-	if err != nil {
+	case err != nil && a.NodeRank > 0:
+		return end, nil, 0, fmt.Errorf("the agent of node 0 is gone, or cannot be reached: %w", err)
+	case err != nil:
+		return end, nil, 0, err
+	case t.addr == "":
+		text, err := a.nodes.Get(ctx, t.endKey())
+		if err == nil {
+			err = json.Unmarshal(text, &end)
+		}
 		return end, nil, 0, err
 	}
 	defer closeStore()
@@ -126,6 +134,7 @@ func (a *agent) attempt(ctx context.Context, restarts int) (end ending, failures
 	return t.end, t.failed, again, startErr
 }
 
+func (t *attempt) storeKey() string { return t.key + "store" }
 func (t *attempt) endKey() string   { return t.key + "end" }
 func (t *attempt) lastKey() string  { return t.key + "last" }
 func (t *attempt) doneKey() string  { return t.key + "done" }
@@ -133,6 +142,42 @@ func (t *attempt) alarmKey() string { return t.key + "alarm" }
 func (t *attempt) endedKey() string { return t.key + "ended" }
 
 func (t *attempt) reportKey(node int) string { return t.key + "report/" + strconv.Itoa(node) }
+
+// rankStore makes the store that the ranks meet in. Node 0 does so after the pause; the other nodes wait for it. A signal
+// on any node ends the pause, and the attempt before it has begun: then addr is "".
+func (t *attempt) rankStore(ctx context.Context, pause time.Duration) (addr string, done func(), err error) {
+	ctx, stop := t.untilSignal(ctx)
+	defer stop()
+	if t.NodeRank > 0 {
+		v, err := t.nodes.Get(ctx, t.storeKey())
+		return string(v), func() {}, err
+	}
+	if pause > 0 {
+		waits, cancel := context.WithTimeout(ctx, pause)
+		_ = t.nodes.Wait(waits, t.endKey())
+		cancel()
+	}
+	over, err := t.nodes.Check(ctx, t.endKey())
+	if over || err != nil {
+		return "", nil, errors.Join(err, t.nodes.Set(ctx, t.storeKey(), nil))
+	}
+	port := 0
+	if t.Nodes == 1 {
+		port = t.MasterPort
+	}
+	listen := launch.ListenAddr(net.JoinHostPort(t.MasterAddr, strconv.Itoa(port)))
+	server, err := tcp.Listen(ctx, listen, tcp.ServerOptions{TLS: t.tls, Token: t.token, Job: t.jobName()})
+	if err != nil {
+		return "", nil, err
+	}
+	_, p, _ := net.SplitHostPort(server.Addr().String())
+	addr = net.JoinHostPort(t.MasterAddr, p)
+	if err := t.nodes.Set(ctx, t.storeKey(), []byte(addr)); err != nil {
+		server.Close()
+		return "", nil, err
+	}
+	return addr, func() { server.Close() }, nil
+}
 
 // live returns the number of ranks that have not ended.
 func (t *attempt) live() int { return len(t.ranks) - len(t.states) }

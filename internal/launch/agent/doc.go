@@ -43,7 +43,7 @@
 // while others needed it.
 //
 // Then there is another attempt, after a pause of 100 ms. Each further pause is twice as long, up to 30 s. After an
-// attempt of a minute or more they begin anew. After the last attempt the Summary describes the rank at
+// attempt of a minute or more they begin anew. A signal on any node ends the pause, and the job. After the last attempt the Summary describes the rank at
 // fault and lists the others that failed.
 //
 // # Elastic jobs

@@ -1,9 +1,6 @@
 package agent
 
-import (
-	"context"
-	"time"
-)
+import "time"
 
 const (
 	// The first restart waits for firstPause, each further one twice as long as the one before, up to longestPause: what
@@ -19,15 +16,4 @@ func nextPause(last, lived time.Duration) time.Duration {
 		return firstPause
 	}
 	return min(2*last, longestPause)
-}
-
-// pause waits before the ranks are started again. A signal ends it, and the job with it.
-func (a *agent) pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case a.signal = <-a.Signals:
-	case <-ctx.Done():
-	}
 }

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +14,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/c10d-go/c10d/store"
 )
 
 func TestNextPause(t *testing.T) {
@@ -45,7 +49,7 @@ func TestRunPauses(t *testing.T) {
 	}, said)
 }
 
-// TestRunPauseEnds: a signal ends the pause, and no rank is started again, on one node and on two.
+// TestRunPauseEnds: a signal ends the pause, and no rank is started again.
 func TestRunPauseEnds(t *testing.T) {
 	for name, elastic := range map[string]bool{"all": false, "elastic": true} {
 		t.Run(name, func(t *testing.T) {
@@ -70,5 +74,33 @@ func TestRunPauseEnds(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, 4, strings.Count(string(text), "x"))
 		})
+	}
+}
+
+// TestPauseOfNodes: a signal on any node ends the pause on all.
+func TestPauseOfNodes(t *testing.T) {
+	const nodes = 3
+	for signalled := range nodes {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		shared := store.NewHash()
+		defer shared.Close()
+		shared.SetTimeout(-1)
+		var all errgroup.Group
+		for n := range nodes {
+			signals := make(chan os.Signal, 1)
+			if n == signalled {
+				signals <- syscall.SIGTERM
+			}
+			a := &agent{Job: Job{Nodes: nodes, NodeRank: n, Procs: 1, MasterAddr: "127.0.0.1", Signals: signals, Logf: t.Logf}, nodes: shared, base: n, size: nodes}
+			all.Go(func() error {
+				end, _, _, err := a.attempt(ctx, 1, time.Hour)
+				if err == nil && (!end.Last || end.First == nil || end.First.Rank != signalled || end.First.Signal != "SIGTERM") {
+					err = fmt.Errorf("node %d: %+v", n, end)
+				}
+				return err
+			})
+		}
+		require.NoError(t, all.Wait())
 	}
 }

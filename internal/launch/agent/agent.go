@@ -108,7 +108,7 @@ type Job struct {
 	Stdout, Stderr io.Writer // what the ranks print; nil discards. The agent uses them from one goroutine at a time
 	Color          bool      // colour the prefixes
 	NoPrefix       bool      // pass output on byte by byte
-	LogDir         string    // if set, rank k's output goes to the file rank<k>.log there, and the error file of a failed one to rank<k>.error.json; those of an earlier run are removed
+	LogDir         string    // if set, rank k's output goes to the file rank<k>.log there, and the error file of a failed one to rank<k>.error.json; files of an earlier run are removed
 	Tee            bool      // with LogDir, also to Stdout and Stderr
 
 	Signals <-chan os.Signal                 // passed on to the ranks
@@ -838,8 +838,8 @@ func (a *agent) stateOf(r *rank) Failure {
 	return f
 }
 
-// clearLogs removes the error files of an earlier run from the log directory: those of this node's ranks, and those of
-// ranks that this job does not have. Log files are begun anew.
+// clearLogs removes what an earlier run has left in the log directory: files of this node's ranks, and of ranks that this
+// job does not have.
 func (a *agent) clearLogs() error {
 	if a.LogDir == "" {
 		return nil
@@ -847,7 +847,7 @@ func (a *agent) clearLogs() error {
 	old, err := os.ReadDir(a.LogDir)
 	for _, f := range old {
 		var rank int
-		if _, no := fmt.Sscanf(f.Name(), "rank%d.error.json", &rank); no != nil || f.Name() != errorName(rank) {
+		if _, no := fmt.Sscanf(f.Name(), "rank%d.", &rank); no != nil || f.Name() != errorName(rank) && f.Name() != logName(rank) {
 			continue
 		}
 		if mine := rank >= a.base && rank < a.base+a.Procs; mine || rank >= max(a.size, a.Most) {
@@ -860,9 +860,10 @@ func (a *agent) clearLogs() error {
 // errorName is the name of a rank's error file in the log directory.
 func errorName(rank int) string { return fmt.Sprintf("rank%d.error.json", rank) }
 
-func (a *agent) logFile(rank int) string {
-	return filepath.Join(a.LogDir, fmt.Sprintf("rank%d.log", rank))
-}
+// logName is the name of a rank's output in the log directory.
+func logName(rank int) string { return fmt.Sprintf("rank%d.log", rank) }
+
+func (a *agent) logFile(rank int) string { return filepath.Join(a.LogDir, logName(rank)) }
 
 // reason returns the line that says why a rank failed. crash is the line of a panic or a
 // traceback.

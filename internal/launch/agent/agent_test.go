@@ -95,11 +95,11 @@ func TestRunContext(t *testing.T) {
 	require.Zero(t, s.Restarts)
 }
 
-// TestRunClearsErrorFiles: a log directory has error files of this run alone.
-func TestRunClearsErrorFiles(t *testing.T) {
+// TestRunClearsLogs: a log directory has files of this run alone.
+func TestRunClearsLogs(t *testing.T) {
 	j := sh(2, "true")
 	j.LogDir = t.TempDir()
-	for _, name := range []string{"rank0.error.json", "rank7.error.json", "rank1.error.json.old", "rankx.error.json"} {
+	for _, name := range []string{"rank0.error.json", "rank7.error.json", "rank7.log", "rank07.log", "rank1.error.json.old", "rankx.error.json"} {
 		require.NoError(t, os.WriteFile(filepath.Join(j.LogDir, name), []byte("{}"), 0o666))
 	}
 	s, err := Run(t.Context(), j)
@@ -111,7 +111,7 @@ func TestRunClearsErrorFiles(t *testing.T) {
 	for _, f := range left {
 		names = append(names, f.Name())
 	}
-	require.Equal(t, []string{"rank0.log", "rank1.error.json.old", "rank1.log", "rankx.error.json"}, names)
+	require.Equal(t, []string{"rank0.log", "rank07.log", "rank1.error.json.old", "rank1.log", "rankx.error.json"}, names)
 
 	// The other node of a job, whose ranks are 0 and 1, may have written there already.
 	a := &agent{Job: Job{LogDir: j.LogDir, Procs: 2}, base: 2, size: 4}

@@ -143,13 +143,15 @@ func (e *elastic) stays(s *slot) {
 	}
 }
 
+// final reports whether no rank is started again: the job ends, or its group cannot be made.
+func (e *elastic) final() bool { return e.over || e.told || e.finishing || e.ended && !e.met }
+
 // restart starts the rank of a slot again.
 func (e *elastic) restart(s *slot) {
 	if !s.awaited {
 		return
 	}
-	e.look()
-	if e.over || e.told || e.finishing {
+	if e.look(); e.final() {
 		e.stays(s)
 		return
 	}
@@ -284,7 +286,7 @@ func (e *elastic) tick() {
 		return // awaitEnd says that node 0 is gone
 	}
 	for _, s := range e.slots {
-		if s.awaited && (e.over || e.told || e.finishing) {
+		if s.awaited && e.final() {
 			e.stays(s)
 		}
 	}

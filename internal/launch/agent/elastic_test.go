@@ -259,3 +259,20 @@ func TestElasticNamesTheRankThatCame(t *testing.T) {
 	require.Equal(t, []string{"epoch 2: 2 ranks, members 1, 2; 0 left (it died), 2 came (rank 0 of this launcher)"}, said)
 	require.False(t, e.slots[0].member)
 }
+
+// TestElasticRestartsNoneInVain: a rank is not started again once a rank of another node has ended before there was a
+// group. Afterwards it is: here there is no such program.
+func TestElasticRestartsNoneInVain(t *testing.T) {
+	for met, want := range map[bool]int{false: 0, true: 1} {
+		var said []string
+		logf := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
+		a := &agent{Job: Job{Command: []string{"./none"}, Logf: logf}, dir: t.TempDir(), size: 2, rankSecrets: make([][]string, 1)}
+		e := &elastic{attempt: &attempt{agent: a, ended: true}, met: met, awaited: 1}
+		s := &slot{rank: &rank{epochFile: filepath.Join(a.dir, "none")}, live: true, awaited: true}
+		e.slots = []*slot{s}
+		e.restart(s)
+		require.False(t, s.live)
+		require.Zero(t, e.awaited)
+		require.Len(t, said, want, said)
+	}
+}

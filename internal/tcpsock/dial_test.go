@@ -41,8 +41,6 @@ func (n *network) connect(ctx context.Context, _, addr string) (net.Conn, error)
 	n.mu.Unlock()
 	if !ok {
 		<-ctx.Done()
-		n.mu.Lock()
-		n.mu.Unlock()
 		return nil, ctx.Err()
 	}
 	select {

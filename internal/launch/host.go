@@ -18,7 +18,10 @@ func Host(name, text string) (string, error) {
 	if _, err := netip.ParseAddr(host); err == nil {
 		return host, nil
 	}
-	const alone = "give the host alone, and the port as MASTER_PORT"
+	alone := "give the host alone, and the port as MASTER_PORT"
+	if name == "-master-addr" {
+		alone = "give the host alone, and the port with -master-port"
+	}
 	if strings.Contains(host, "://") {
 		return "", fmt.Errorf("%s=%q is a URL: %s", name, text, alone)
 	}
@@ -31,7 +34,7 @@ func Host(name, text string) (string, error) {
 			digits = digits && '0' <= r && r <= '9'
 			return r != '-' && r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r)
 		})
-		if label == "" || len(label) > 63 || strange {
+		if label == "" || label[0] == '-' || len(label) > 63 || strange {
 			return "", fmt.Errorf("%s=%q is no host name and no IP address", name, text)
 		}
 	}

@@ -31,6 +31,8 @@ func TestHost(t *testing.T) {
 		"10.0.0.256":        `X="10.0.0.256" is no host name and no IP address`,
 		"10.0.0":            `X="10.0.0" is no host name and no IP address`,
 		"a..b":              `X="a..b" is no host name and no IP address`,
+		"--rank=0":          `X="--rank=0" is no host name and no IP address`,
+		"a.-b":              `X="a.-b" is no host name and no IP address`,
 		"node1,node2":       `X="node1,node2" is no host name and no IP address`,
 		"$HOST":             `X="$HOST" is no host name and no IP address`,
 		"::1::2":            `X="::1::2" is no host name and no IP address`,
@@ -38,7 +40,9 @@ func TestHost(t *testing.T) {
 		_, err := Host("X", text)
 		require.EqualError(t, err, want)
 	}
-	_, err := Host("X", strings.Repeat("a.", 150)+"a")
+	_, err := Host("-master-addr", "node1:29500")
+	require.EqualError(t, err, `-master-addr="node1:29500" has a port: give the host alone, and the port with -master-port`)
+	_, err = Host("X", strings.Repeat("a.", 150)+"a")
 	require.ErrorContains(t, err, "is no host name")
 
 	for name, others := range map[string]string{

@@ -148,12 +148,13 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // launcher is one row of the package's table.
 type launcher struct {
-	name  string
-	claim []string // one of them set makes it this launcher's process
-	all   bool     // all of them must be
-	vars  []string // further variables that it reads
-	size  []string // the number of processes that it started; none if it starts one on each host
-	read  func(*reading) Env
+	name   string
+	claim  []string // one of them set makes it this launcher's process
+	all    bool     // all of them must be
+	vars   []string // further variables that it reads
+	size   []string // the number of processes that it started; none if it starts one on each host
+	read   func(*reading) Env
+	byHand string // those that people export, and that may be left over
 }
 
 // common are the variables that every launcher's ranks may add.
@@ -161,16 +162,18 @@ var common = []string{"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 var launchers = []launcher{
 	{
-		name:  "torchrun/env",
-		claim: []string{"RANK"},
-		vars:  []string{"LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_USE_AGENT_STORE"},
-		read:  readEnv,
+		name:   "torchrun/env",
+		claim:  []string{"RANK"},
+		vars:   []string{"LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_USE_AGENT_STORE"},
+		read:   readEnv,
+		byHand: "RANK and WORLD_SIZE",
 	},
 	{
-		name:  "Kubeflow (PET)",
-		claim: []string{"PET_NODE_RANK", "PET_NNODES"},
-		vars:  []string{"PET_NPROC_PER_NODE", "LOCAL_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT"},
-		read:  readPET,
+		name:   "Kubeflow (PET)",
+		claim:  []string{"PET_NODE_RANK", "PET_NNODES"},
+		vars:   []string{"PET_NPROC_PER_NODE", "LOCAL_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT"},
+		read:   readPET,
+		byHand: "PET_NODE_RANK and PET_NNODES",
 	},
 	mpi("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
 	mpi("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -236,11 +239,12 @@ func Detect(getenv func(string) string) (Env, error) {
 	return e, nil
 }
 
-// notStale refuses RANK and WORLD_SIZE of an earlier job in the shell from which mpirun or srun
+// notStale refuses variables that are left over from an earlier job in the shell from which mpirun or srun
 // started several processes: each of them would be the same rank. torchrun and c10d run, which
 // may run inside those, name their job.
 func (r *reading) notStale(e Env) {
-	if r.launcher.claim[0] != "RANK" || r.getenv("TORCHELASTIC_RUN_ID") != "" || r.err != nil || len(r.missing) > 0 {
+	stale := r.launcher.byHand
+	if stale == "" || r.getenv("TORCHELASTIC_RUN_ID") != "" || r.err != nil || len(r.missing) > 0 {
 		return
 	}
 	for _, l := range r.others {
@@ -249,8 +253,8 @@ func (r *reading) notStale(e Env) {
 			continue
 		}
 		if n := r.parse(name, value); n > 1 && n != e.Size {
-			r.failf("RANK and WORLD_SIZE say rank %d of %d, but %s started %d processes (%s): unset RANK and WORLD_SIZE, "+
-				"or set TORCHELASTIC_RUN_ID to a name of the job if a launcher inside %[3]s set them", e.Rank, e.Size, l.name, n, name)
+			r.failf("%s say rank %d of %d, but %s started %d processes (%s): unset %[1]s, "+
+				"or set TORCHELASTIC_RUN_ID to a name of the job if a launcher inside %[4]s set them", stale, e.Rank, e.Size, l.name, n, name)
 		}
 		return
 	}
@@ -403,7 +407,11 @@ func (r *reading) finish(e Env) Env {
 	if r.getenv("MASTER_ADDR") != "" {
 		e.Addr = r.host("MASTER_ADDR")
 	}
-	e.Port = r.number(e.Port, "MASTER_PORT")
+	if port := r.getenv("MASTER_PORT"); port != "" {
+		if e.Port = r.parse("MASTER_PORT", port); e.Port == 0 && e.Size > 1 {
+			r.failf("MASTER_PORT=%s: give a port that all ranks know, 1 to 65535", port)
+		}
+	}
 	if e.Port > 65535 {
 		r.failf("port %d is above 65535", e.Port)
 	}

@@ -156,7 +156,9 @@ func TestDetectRefuses(t *testing.T) {
 			"launch: torchrun/env: environment variable WORLD_SIZE expected, but not set; found RANK=1 (variables of Slurm are set too, which come after those of torchrun/env)",
 		},
 		{"half an address", "RANK=1 WORLD_SIZE=2 MASTER_PORT=5", "launch: torchrun/env: environment variable MASTER_ADDR expected, but not set; found RANK=1, WORLD_SIZE=2, MASTER_PORT=5"},
-		{"no Slurm size", "SLURM_PROCID=1 SLURM_LOCALID=1", "launch: Slurm: environment variable SLURM_STEP_NUM_TASKS or SLURM_NTASKS or WORLD_SIZE expected, but not set; found SLURM_PROCID=1, SLURM_LOCALID=1"},
+		{"no Slurm size", "SLURM_PROCID=1 SLURM_LOCALID=1", "launch: Slurm: environment variable SLURM_STEP_NUM_TASKS or SLURM_NTASKS or WORLD_SIZE expected, but not set; " +
+			"srun has not started this process (SLURM_STEP_ID): a batch script starts the program with `srun PROGRAM`; found SLURM_PROCID=1, SLURM_LOCALID=1"},
+		{"no Slurm size in a step", "SLURM_PROCID=1 SLURM_STEP_ID=0", "launch: Slurm: environment variable SLURM_STEP_NUM_TASKS or SLURM_NTASKS or WORLD_SIZE expected, but not set; found SLURM_PROCID=1, SLURM_STEP_ID=0"},
 		{"sizes that differ", "SLURM_PROCID=1 SLURM_NTASKS=4 WORLD_SIZE=8", "launch: Slurm: WORLD_SIZE is 8, but SLURM_NTASKS says 4; found SLURM_PROCID=1, SLURM_NTASKS=4, WORLD_SIZE=8"},
 		{
 			"a batch script without srun", "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=7",
@@ -177,6 +179,11 @@ func TestDetectRefuses(t *testing.T) {
 				"or set TORCHELASTIC_RUN_ID to a name of the job if a launcher inside Hydra (MPICH, Intel MPI) set them; found RANK=0, WORLD_SIZE=1 (variables of Hydra (MPICH, Intel MPI) and PMI are set too, which come after those of torchrun/env)",
 		},
 		{
+			"stale variables of Kubeflow", "PET_NNODES=1 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4",
+			"launch: Kubeflow (PET): PET_NODE_RANK and PET_NNODES say rank 0 of 1, but Open MPI started 4 processes (OMPI_COMM_WORLD_SIZE): unset PET_NODE_RANK and PET_NNODES, " +
+				"or set TORCHELASTIC_RUN_ID to a name of the job if a launcher inside Open MPI set them; found PET_NNODES=1 (variables of Open MPI are set too, which come after those of Kubeflow (PET))",
+		},
+		{
 			"stale variables in srun", "RANK=3 WORLD_SIZE=8 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_ID=0",
 			"launch: torchrun/env: RANK and WORLD_SIZE say rank 3 of 8, but Slurm started 2 processes (SLURM_STEP_NUM_TASKS): unset RANK and WORLD_SIZE, " +
 				"or set TORCHELASTIC_RUN_ID to a name of the job if a launcher inside Slurm set them; found RANK=3, WORLD_SIZE=8 (variables of Slurm are set too, which come after those of torchrun/env)",
@@ -193,6 +200,7 @@ func TestDetectRefuses(t *testing.T) {
 		{"a rank outside", "RANK=4 WORLD_SIZE=4", "launch: torchrun/env: rank 4 is not within a world of 4; found RANK=4, WORLD_SIZE=4"},
 		{"not a number", "RANK=x WORLD_SIZE=4", `launch: torchrun/env: RANK="x" is not a number of 0 or more; found RANK=x, WORLD_SIZE=4`},
 		{"negative", "RANK=-1 WORLD_SIZE=4", `launch: torchrun/env: RANK="-1" is not a number of 0 or more; found RANK=-1, WORLD_SIZE=4`},
+		{"no port", "RANK=1 WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=0", "launch: torchrun/env: MASTER_PORT=0: give a port that all ranks know, 1 to 65535; found RANK=1, WORLD_SIZE=4, MASTER_ADDR=h, MASTER_PORT=0"},
 		{"no such port", "RANK=1 WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=65536", "launch: torchrun/env: port 65536 is above 65535; found RANK=1, WORLD_SIZE=4, MASTER_ADDR=h, MASTER_PORT=65536"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -18,7 +18,7 @@ func readSlurm(r *reading) Env {
 		RunID:        r.slurmID(),
 	}
 	e.LocalSize = r.slurmLocalSize(e)
-	if e.Size > 1 && !r.inStep() {
+	if e.Size != 1 && !r.inStep() { // 0 if sbatch was told no number of tasks
 		r.failf("srun has not started this process (SLURM_STEP_ID): a batch script starts the program with `srun PROGRAM`")
 	}
 	e.Addr = r.slurmHost("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")

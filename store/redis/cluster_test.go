@@ -74,7 +74,7 @@ func TestCluster(t *testing.T) {
 	}
 	for _, n := range nodes {
 		_, err := New(t.Context(), "redis://"+n.addr+"/1", Options{})
-		require.ErrorContains(t, err, "SELECT is not allowed in cluster mode")
+		require.ErrorContains(t, err, "database 1: ERR SELECT is not allowed in cluster mode")
 	}
 
 	// The cluster gives the keys to another node.

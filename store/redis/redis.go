@@ -404,6 +404,9 @@ func (s *Store) fail(op string, err error, start time.Time, keys []string) error
 	if errors.Is(err, io.EOF) {
 		err = fmt.Errorf("the server closed the connection: %w", err)
 	}
+	if redis.HasErrorPrefix(err, "DB index") || redis.HasErrorPrefix(err, "SELECT") {
+		err = fmt.Errorf("database %d: %w", s.config.DB, err)
+	}
 	if addr, moved := redis.IsMovedError(err); moved {
 		err = fmt.Errorf("the Redis Cluster has moved the keys of prefix %q to the node %s; start the job again, with that node in the URL: %w", strings.Trim(s.prefix, "{}"), addr, err)
 	}

@@ -119,16 +119,19 @@ func reason(b []byte) error {
 // AllGatherObject returns every rank's v, in rank order. The encoded objects take at most 4 GiB in all.
 func AllGatherObject[T any](ctx context.Context, g *ProcessGroup, v T, c Codec[T]) ([]T, error) {
 	const op = "AllGatherObject"
-	mine, sizes, lengths, own, err := exchangeSizes(ctx, g, op, v, c)
+	mine, sizes, own, err := exchangeSizes(ctx, g, op, v, c)
 	if err != nil {
 		return nil, err
 	}
-	blocks := makeBlocks(lengths)
-	gather := g.AllGather
-	if g.now().world.alone() {
-		gather = g.AllGatherV
-	}
-	if err := await(ctx)(gather(ctx, tensors(blocks), flatTensor(mine), backend.AllGatherOptions{})); err != nil {
+	blocks, err := exchange(g, op, sizes, func(lengths []int64, even bool) ([][]byte, error) {
+		gather := g.AllGatherV
+		if even {
+			gather = g.AllGather
+		}
+		blocks, in := makeBlocks(lengths), flatTensor(padded(mine, lengths[g.now().rank]))
+		return blocks, await(ctx)(gather(ctx, tensors(blocks), in, backend.AllGatherOptions{}))
+	})
+	if err != nil {
 		return nil, errors.Join(own, err)
 	}
 	if own != nil {
@@ -144,19 +147,21 @@ func GatherObject[T any](ctx context.Context, g *ProcessGroup, v T, root int, c 
 	if _, err := g.GlobalRank(root); err != nil {
 		return nil, err
 	}
-	mine, sizes, lengths, own, err := exchangeSizes(ctx, g, op, v, c)
+	mine, sizes, own, err := exchangeSizes(ctx, g, op, v, c)
 	if err != nil {
 		return nil, err
 	}
-	var blocks [][]byte
-	if g.now().rank == root {
-		blocks = makeBlocks(lengths)
-	}
-	gather := g.Gather
-	if g.now().world.alone() {
-		gather = g.GatherV
-	}
-	err = await(ctx)(gather(ctx, tensors(blocks), flatTensor(mine), backend.GatherOptions{Root: root}))
+	blocks, err := exchange(g, op, sizes, func(lengths []int64, even bool) (blocks [][]byte, err error) {
+		gather := g.GatherV
+		if even {
+			gather = g.Gather
+		}
+		if g.now().rank == root {
+			blocks = makeBlocks(lengths)
+		}
+		in := flatTensor(padded(mine, lengths[g.now().rank]))
+		return blocks, await(ctx)(gather(ctx, tensors(blocks), in, backend.GatherOptions{Root: root}))
+	})
 	if own != nil {
 		err = errors.Join(own, err)
 	}
@@ -202,8 +207,8 @@ func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root i
 	return decodeList(op, root, all, sizes, c)
 }
 
-// ScatterObject returns vs[r] of rank root on rank r. Other ranks pass nil. Beside PyTorch ranks every
-// object is padded to the longest one, and takes at most 4 GiB together with the others.
+// ScatterObject returns vs[r] of rank root on rank r. Other ranks pass nil. Beside PyTorch ranks, and with a
+// backend that has no AllToAll, every object is padded to the longest one; together they take at most 4 GiB.
 func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int, c Codec[T]) (T, error) {
 	const op = "ScatterObject"
 	var none T
@@ -235,11 +240,14 @@ func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int
 			blocks = split(all, sizes)
 		}
 	}
-	scatter := scatterPadded
+	var mine []byte
+	err := errors.ErrUnsupported
 	if g.now().world.alone() {
-		scatter = scatterBlocks
+		mine, err = scatterBlocks(ctx, g, op, root, blocks, sizes)
 	}
-	mine, err := scatter(ctx, g, op, root, blocks, sizes)
+	if errors.Is(err, errors.ErrUnsupported) {
+		mine, err = scatterPadded(ctx, g, op, root, blocks, sizes)
+	}
 	switch {
 	case err != nil && own != nil:
 		return none, errors.Join(own, err)
@@ -290,16 +298,16 @@ func scatterPadded(ctx context.Context, g *ProcessGroup, op string, root int, bl
 	if err := checkTotal(op, lengths); err != nil {
 		return nil, err
 	}
-	var padded [][]byte
+	var longest [][]byte
 	if g.now().rank == root {
-		padded = makeBlocks(lengths)
+		longest = makeBlocks(lengths)
 		for r, b := range blocks {
-			copy(padded[r], b)
+			copy(longest[r], b)
 		}
 	}
 	mine, size := make([]byte, widest[0]), make([]int64, 1)
 	o := backend.ScatterOptions{Root: root}
-	if err := await(ctx)(g.Scatter(ctx, flatTensor(mine), tensors(padded), o)); err != nil {
+	if err := await(ctx)(g.Scatter(ctx, flatTensor(mine), tensors(longest), o)); err != nil {
 		return nil, err
 	}
 	if err := await(ctx)(g.Scatter(ctx, flatTensor(size), cut(sizes, len(sizes)), o)); err != nil {
@@ -357,32 +365,46 @@ func await(ctx context.Context) func(*work.Work, error) error {
 }
 
 // exchangeSizes encodes v and tells every rank how long each one's is. Own is why v could not be
-// encoded; mine then says so, and the ranks go on. lengths are what the ranks send: the sizes, or beside
-// PyTorch ranks the largest one for all. mine has this rank's length.
-func exchangeSizes[T any](ctx context.Context, g *ProcessGroup, op string, v T, c Codec[T]) (mine []byte, sizes, lengths []int64, own, err error) {
+// encoded; mine then says so, and the ranks go on.
+func exchangeSizes[T any](ctx context.Context, g *ProcessGroup, op string, v T, c Codec[T]) (mine []byte, sizes []int64, own, err error) {
 	if !g.IsMember() {
-		return nil, nil, nil, nil, ErrNotMember
+		return nil, nil, nil, ErrNotMember
 	}
 	rank, size := g.now().rank, make([]int64, 1)
 	mine, own = encodeList(op, rank, []T{v}, size, c)
 	sizes = make([]int64, g.now().size)
 	if err := await(ctx)(g.AllGather(ctx, cut(sizes, len(sizes)), flatTensor(size), backend.AllGatherOptions{})); err != nil {
-		return nil, nil, nil, nil, errors.Join(own, err)
+		return nil, nil, nil, errors.Join(own, err)
 	}
 	for r := range sizes {
 		if _, err := sum(op, r, sizes[r:r+1]); err != nil {
-			return nil, nil, nil, nil, err
+			return nil, nil, nil, err
 		}
 	}
-	lengths = sizes
-	if !g.now().world.alone() {
-		lengths = slices.Repeat([]int64{slices.Max(sizes)}, len(sizes))
-	}
-	if err := checkTotal(op, lengths); err != nil {
-		return nil, nil, nil, nil, errors.Join(own, err)
-	}
-	return append(mine, make([]byte, lengths[rank]-int64(len(mine)))...), sizes, lengths, own, nil
+	return mine, sizes, own, nil
 }
+
+// exchange calls gather with the lengths that the ranks send: sizes, or the largest one for all if PyTorch ranks
+// are in the group or its backend refuses other lengths. It refuses them on every rank alike.
+func exchange(g *ProcessGroup, op string, sizes []int64, gather func(lengths []int64, even bool) ([][]byte, error)) ([][]byte, error) {
+	if g.now().world.alone() {
+		if err := checkTotal(op, sizes); err != nil {
+			return nil, err
+		}
+		blocks, err := gather(sizes, false)
+		if !errors.Is(err, errors.ErrUnsupported) {
+			return blocks, err
+		}
+	}
+	lengths := slices.Repeat([]int64{slices.Max(sizes)}, len(sizes))
+	if err := checkTotal(op, lengths); err != nil {
+		return nil, err
+	}
+	return gather(lengths, true)
+}
+
+// padded returns b with zeros up to length n.
+func padded(b []byte, n int64) []byte { return append(b, make([]byte, n-int64(len(b)))...) }
 
 // maxTotal is how many bytes the ranks may send in one call, with padding.
 const maxTotal int64 = 4 << 30

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/c10d-go/c10d/internal/notice"
@@ -36,10 +37,15 @@ type told struct {
 }
 
 func (t told) Error() string {
-	if errors.As(t.own, new(*notice.Fault)) {
-		return t.Fault.Error() // the fault has ended what this rank did
+	cause := t.own
+	for next := errors.Unwrap(cause); next != nil; next = errors.Unwrap(cause) {
+		cause = next
 	}
-	return fmt.Sprintf("%v (this rank: %v)", t.Fault, t.own)
+	text := t.Fault.Error()
+	if errors.As(t.own, new(*notice.Fault)) || strings.Contains(text, cause.Error()) {
+		return text // the fault has ended what this rank did, or both have one cause
+	}
+	return fmt.Sprintf("%s (this rank: %v)", text, t.own)
 }
 
 func (t told) Unwrap() []error {

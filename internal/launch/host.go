@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 	"unicode"
 )
@@ -15,7 +16,13 @@ func Host(name, text string) (string, error) {
 	if inner, ok := strings.CutPrefix(host, "["); ok && strings.HasSuffix(inner, "]") {
 		host = strings.TrimSuffix(inner, "]")
 	}
-	if _, err := netip.ParseAddr(host); err == nil {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		zone := addr.Zone()
+		if _, no := net.InterfaceByName(zone); zone != "" && no != nil {
+			if _, no := strconv.Atoi(zone); no != nil {
+				return "", fmt.Errorf("%s=%q: this host has no interface %q", name, text, zone)
+			}
+		}
 		return host, nil
 	}
 	alone := "give the host alone, and the port as MASTER_PORT"

@@ -11,7 +11,7 @@ import (
 func TestHost(t *testing.T) {
 	for text, want := range map[string]string{
 		"node1": "node1", " 127.0.0.1 ": "127.0.0.1", "127.0.0.1\r": "127.0.0.1", "node1\n": "node1", "[::1]": "::1", "[::1]\r\n": "::1",
-		"::1": "::1", "fe80::1%eth0": "fe80::1%eth0", "[fe80::1%eth0]": "fe80::1%eth0", "n_1-2.example.": "n_1-2.example.",
+		"::1": "::1", "fe80::1%1": "fe80::1%1", "[fe80::1%1]": "fe80::1%1", "n_1-2.example.": "n_1-2.example.",
 		"1234567890": "1234567890", "rechner-ü": "rechner-ü", "3com.com": "3com.com",
 	} {
 		got, err := Host("X", text)
@@ -35,6 +35,7 @@ func TestHost(t *testing.T) {
 		"a.-b":              `X="a.-b" is no host name and no IP address`,
 		"node1,node2":       `X="node1,node2" is no host name and no IP address`,
 		"$HOST":             `X="$HOST" is no host name and no IP address`,
+		"fe80::1%nosuch":    `X="fe80::1%nosuch": this host has no interface "nosuch"`,
 		"::1::2":            `X="::1::2" is no host name and no IP address`,
 	} {
 		_, err := Host("X", text)

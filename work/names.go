@@ -73,19 +73,22 @@ var (
 	// otherRanks come after numbers that are no ranks of the group, or that have been named already.
 	otherRanks = regexp.MustCompile(`^(?:-\d| \(global rank| of (?:the default )?group\b| of (?:a|the) (?:job|world)\b)`)
 
+	// wordsBegin finds the end of "step 1 of 2: rank 2 aborted the group: ", which the program's words follow.
+	wordsBegin = regexp.MustCompile(`\b(?:aborted|cancelled|panicked|panic)\b[^:]*: `)
+
 	rankNumbers = regexp.MustCompile(`\d+`)
 )
 
-// said returns what an error's cause says. The program's own words come after the colon, if it has aborted or cancelled
-// the operation or panicked: nobody knows which ranks these mean.
+// said returns what an error's cause says. The program's own words are left alone if it has aborted or cancelled the
+// operation or panicked: nobody knows which ranks these mean.
 func (n *Names) said(group string, err error) string {
-	text, words, colon := err.Error(), "", ""
+	text, words := err.Error(), ""
 	if errors.Is(err, ErrAborted) || errors.Is(err, ErrCanceled) || errors.Is(err, ErrPanicked) {
-		if said, more, ok := strings.Cut(text, ": "); ok {
-			text, colon, words = said, ": ", more
+		if at := wordsBegin.FindStringIndex(text); at != nil {
+			text, words = text[:at[1]], text[at[1]:]
 		}
 	}
-	return n.Say(group, text) + colon + words
+	return n.Say(group, text) + words
 }
 
 // Say returns a text of the group's backend with the global rank behind each of the group's ranks. It leaves alone what

@@ -55,6 +55,9 @@ func TestNamesOfErrors(t *testing.T) {
 	}{
 		{fmt.Errorf("rank 0 %w", work.ErrPeerDied), "rank 0 (global rank 1) peer died"},
 		{fmt.Errorf("rank 0 %w: rank 1 of my list", work.ErrAborted), "rank 0 (global rank 1) aborted: rank 1 of my list"},
+		{fmt.Errorf("step 1 of 2 (inside, chunk 0): rank 0 %w the group: rank 1 of my list", work.ErrAborted), "step 1 of 2 (inside, chunk 0): rank 0 (global rank 1) aborted the group: rank 1 of my list"},
+		{fmt.Errorf("before barrier: rank 1 %w: rank 0 is odd", work.ErrCanceled), "before barrier: rank 1 (global rank 3) operation cancelled: rank 0 is odd"},
+		{fmt.Errorf("chunk 1: rank 1 %w (noticed by rank 0): aborted: rank 0", work.ErrPanicked), "chunk 1: rank 1 (global rank 3) panicked (noticed by rank 0 (global rank 1)): aborted: rank 0"},
 		{work.Recovered(errors.New("rank 1 is odd")), "panic: rank 1 is odd"},
 	} {
 		p := work.NewPromise(info)

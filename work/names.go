@@ -64,8 +64,9 @@ func (n *Names) Of(members []int) *Names {
 }
 
 var (
-	// ranksInText finds "rank 2", "ranks 1, 2 and 5", "link between 1 and 2", and "these came: 1".
-	ranksInText = regexp.MustCompile(`(?:\b[Rr]anks?|\blink between|\bthese came:) (\d+(?:, \d+)*(?: and \d+)?)\b`)
+	// ranksInText finds "rank 2", "ranks 1, 2 and 5", "link between 1 and 2", and "these came: 1". Without numbers it finds
+	// other people's words: in quotes, and the cause that the program gave a context.
+	ranksInText = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|\bcontext (?:deadline exceeded|canceled): [^;]*|(?:\b[Rr]anks?|\blink between|\bthese came:) (\d+(?:, \d+)*(?: and \d+)?)\b`)
 
 	// groupInText finds the name of a group.
 	groupInText = regexp.MustCompile(`\bgroup ("(?:[^"\\]|\\.)*")`)
@@ -110,6 +111,9 @@ func (n *Names) Say(group, text string) string {
 	var b strings.Builder
 	from := 0
 	for _, at := range ranksInText.FindAllStringSubmatchIndex(text[:end], -1) {
+		if at[2] < 0 {
+			continue
+		}
 		list, to := text[at[2]:at[3]], at[1]
 		if strings.HasPrefix(text[to:], " more") { // "ranks 1, 2 and 5 more"
 			list = list[:max(strings.LastIndex(list, " and "), 0)]

@@ -30,6 +30,10 @@ func TestRankNames(t *testing.T) {
 		{`rank 0 left group "1", rank 1 died`, `rank 0 (global rank 1) left group "1", rank 1 (global rank 3) died`},
 		{`rank 0 aborted: work: barrier seq 1 on rank 2 of group "0": rank 1 died`, `rank 0 (global rank 1) aborted: work: barrier seq 1 on rank 2 of group "0": rank 1 died`},
 		{`rank 0 said: detail: rank 1 of group "0" calls`, `rank 0 (global rank 1) said: detail: rank 1 of group "0" calls`},
+		{`rank 1 called all_reduce("rank 0 of \"all\", rank 2")`, `rank 1 (global rank 3) called all_reduce("rank 0 of \"all\", rank 2")`},
+		{"timed out: context deadline exceeded: rank 1 of my list; rank 2 is slow", "timed out: context deadline exceeded: rank 1 of my list; rank 2 (global rank 5) is slow"},
+		{"timed out: context deadline exceeded; rank 2 is slow", "timed out: context deadline exceeded; rank 2 (global rank 5) is slow"},
+		{"stopped waiting: context canceled: ranks 0, 1", "stopped waiting: context canceled: ranks 0, 1"},
 		{"crank 1, ranks", "crank 1, ranks"},
 		{"", ""},
 	} {

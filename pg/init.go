@@ -308,7 +308,7 @@ type meeting struct {
 	job    string // the launcher's name for it
 	env    launch.Env
 
-	numbered bool // by the launcher: the caller has given neither rank nor size
+	numbered bool // by the launcher: the caller has given no other rank and no other size
 
 	resolveTimeout time.Duration // see tcp.Options
 }
@@ -372,7 +372,7 @@ func resolve(rawURL string, o InitOptions, getenv func(string) string) (*meeting
 	if m.env, err = detect(m.scheme, rank, size, getenv); err != nil {
 		return nil, err
 	}
-	m.numbered = rank == "" && size == ""
+	m.numbered = (rank == "" || rank == getenv("RANK")) && (size == "" || size == getenv("WORLD_SIZE"))
 	// The ranks of a world that the caller numbers may come from several launchers.
 	if rank == "" || size == "" {
 		m.job = m.env.RunID

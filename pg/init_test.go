@@ -292,6 +292,28 @@ func TestInitPrefix(t *testing.T) {
 	}
 }
 
+// TestNumbered: the launcher knows a rank by its number in the world, unless the program numbers ranks otherwise.
+func TestNumbered(t *testing.T) {
+	const env = "RANK=1 WORLD_SIZE=3 MASTER_ADDR=h MASTER_PORT=7 TORCHELASTIC_USE_AGENT_STORE=True"
+	for _, c := range []struct {
+		url  string
+		o    InitOptions
+		want bool
+	}{
+		{"", InitOptions{}, true},
+		{"env://?rank=1&world_size=3", InitOptions{}, true},
+		{"env://", InitOptions{Rank: 1, Size: 3}, true},
+		{"tcp://h:7?rank=1&world_size=3", InitOptions{}, true},
+		{"env://?rank=0&world_size=3", InitOptions{}, false},
+		{"env://", InitOptions{Rank: 1, Size: 2}, false},
+	} {
+		m, err := resolve(c.url, c.o, environ(env))
+		require.NoError(t, err)
+		require.True(t, m.env.AgentStore)
+		require.Equal(t, c.want, m.numbered, "%+v", c)
+	}
+}
+
 // TestInitCloses checks that the store does not outlive an Init that failed.
 func TestInitCloses(t *testing.T) {
 	addr := freeport.Loopback(t)

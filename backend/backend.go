@@ -221,9 +221,9 @@ type SpecificOptions interface {
 
 // BroadcastOptions are the options of Broadcast. In every options struct Timeout counts from the
 // time when the operation begins to run, after the earlier ones. 0 means the group's timeout. The
-// call's context counts from the call. An operation whose time is over, or whose context's deadline has come, ends
-// at most 0.3 s later, or a tenth of the time if that is more. In between it may still succeed: the other ranks
-// are asked who is missing, which begins before the time is over. A process that waits for a CPU may be later.
+// call's context counts from the call. An operation ends at most 0.3 s after its time or its context's deadline, or
+// a tenth of the time if that is more. In between it may still succeed. Before the time is over the other ranks
+// are asked who is missing. A process that waits for a CPU may be later.
 type BroadcastOptions struct {
 	Root       int
 	RootTensor int // which of the root's tensors is sent

@@ -137,7 +137,7 @@ func (c *memoryCheck) inPlace() int {
 	return neither
 }
 
-// sides returns the list of what may be a rank's own part, and that of what it is a part of.
+// sides returns the tensors that may be a rank's own part, and those that have such parts.
 func (c *memoryCheck) sides() (part, whole []*tensor.Tensor) {
 	if c.inPlace() == input {
 		return c.in, c.out

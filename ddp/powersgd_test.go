@@ -107,8 +107,8 @@ func TestPowerSGDTinyGradients(t *testing.T) {
 	})
 }
 
-// A value that is not finite, on one rank and in one iteration, spoils that iteration alone: afterwards the ranks
-// have the averages that they have without a hook, with the same bits.
+// A value that is not finite, on one rank and in one iteration, spoils that iteration alone. Later averages are those
+// without a hook, with the same bits on all ranks.
 func TestPowerSGDForgetsWhatIsNotFinite(t *testing.T) {
 	const rows, cols, bad, iterations = 16, 12, 4, 8
 	inf, largest := float32(math.Inf(1)), float32(math.MaxFloat32)

@@ -481,15 +481,17 @@ func (f *foreign) Error() string        { return f.err.Error() }
 func (f *foreign) Is(target error) bool { return errors.Is(f.err, target) }
 
 // Close leaves the group and frees it, within about a second. A program that ends without Close looks to the
-// other ranks as if it had died: operations that need this rank fail with work.ErrPeerDied, with Close they
-// would fail with work.ErrPeerLeft. What has arrived from this rank is received in either case. Three
-// things need Close: over TCP it sends what is still on its way; receives from any rank fail once a rank has
-// died; and so do operations on device tensors that have not ended.
+// other ranks as if it had died. Operations that need this rank then fail with work.ErrPeerDied, and after a
+// Close with work.ErrPeerLeft. What has arrived from this rank is received in either case. These fail without
+// Close:
 //
-// Operations of this rank that have
-// not ended fail with ErrClosed; if collectives are among them, the group ends on all ranks. Wait
-// for operations before Close, or call Shutdown. Another rank that still needs this one gets an
-// error that names it. Use a Barrier before Close to prevent that.
+//   - over TCP, messages that are still on their way
+//   - on other ranks, receives from any rank
+//   - on other ranks, operations on device tensors that have not ended
+//
+// Operations of this rank that have not ended fail with ErrClosed; if collectives are among them, the group ends
+// on all ranks. Wait for operations before Close, or call Shutdown. Another rank that still needs this one gets
+// an error that names it. Use a Barrier before Close to prevent that.
 //
 // Among Go ranks Close also returns how the ranks' collectives differ, if they do and no operation has returned
 // it: see "Calls that do not match" in the package's documentation.

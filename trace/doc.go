@@ -8,9 +8,9 @@
 //
 // # Dumps
 //
-// A Recorder with a prefix writes its ring to a file when an operation of a group fails, when a call finds that its
-// group has failed, and when Dump is called. pg.Init takes the prefix from the variable C10D_TRACE. Then SIGUSR1 makes a process
-// write its file, too (on Unix):
+// A Recorder with a prefix writes its ring to a file when an operation fails, and when a call finds that its group has
+// failed. Dump writes it, too. pg.Init takes the prefix from the variable C10D_TRACE. On Unix, a process then also
+// writes its file on SIGUSR1:
 //
 //	C10D_TRACE=/tmp/job/rank_ c10d run -n 4 -- ./train
 //	kill -USR1 PID                # of a rank

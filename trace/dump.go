@@ -70,8 +70,8 @@ func keep(name, prefix string, number int) error {
 // unfit are characters that a job's name can have, and that need not be in a file's name.
 var unfit = regexp.MustCompile(`[^A-Za-z0-9._-]`)
 
-// earlier is the prefix of the dumps of an earlier run: without the last character of prefix, so that PyTorch's
-// analyzer does not find prefix in the file's name, which it would take for one of the newest run.
+// earlier returns the prefix of the dumps of an earlier run. It lacks the last character of prefix, because PyTorch's
+// analyzer reads each file whose name contains prefix as a dump of the newest run.
 func earlier(prefix, run string, attempt int) string {
 	dir, base := filepath.Split(prefix)
 	_, last := utf8.DecodeLastRuneInString(base)

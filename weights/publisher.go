@@ -43,8 +43,8 @@ type PublisherOptions struct {
 	Bucket int
 	// Timeout is the longest time in which a receiver takes no bucket, the longest time until it
 	// acknowledges an update, and the longest time of its joining; 0 means DefaultTimeout. A receiver
-	// that takes longer is dropped. An update waits at most this long for a receiver that stalls, and not at all
-	// for one that has connected since the last version and has not taken that.
+	// that takes longer is dropped. An update waits at most this long for a receiver that stalls. It does not wait
+	// for a new receiver that has not taken a version yet.
 	Timeout time.Duration
 	// Full sends all elements in every update. The publisher then compares nothing.
 	Full bool

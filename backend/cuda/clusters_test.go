@@ -613,38 +613,44 @@ func TestMixedTensors(t *testing.T) {
 	})
 }
 
+// drawSetup returns a setup of one cluster with size ranks, of several clusters, or without kernels.
+func drawSetup(rng *rand.Rand, seed uint64, s sim.Semantics, size int) setup {
+	o := directly(size)
+	switch seed % 4 {
+	case 1:
+		o = clustered(drawClusters(rng)...)
+	case 2:
+		o.sim.Kernels = nil
+	}
+	o.sim.Seed, o.sim.Semantics = seed, s
+	return o
+}
+
+// third returns each rank with the probability 1/3.
+func third(rng *rand.Rand, size int) (ranks []int) {
+	for r := range size {
+		if rng.IntN(3) == 0 {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
 // TestMixedCollectives: every collective and message takes CPU tensors beside device tensors, on ranks with and without
 // a device, in one cluster and in several.
 func TestMixedCollectives(t *testing.T) {
 	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
 		rng := random(t, seed)
-		o := directly(2 + rng.IntN(3))
-		switch seed % 4 {
-		case 1:
-			o = clustered(drawClusters(rng)...)
-		case 2:
-			o.sim.Kernels = nil
-		}
-		o.sim.Seed, o.sim.Semantics = seed, s
+		o := drawSetup(rng, seed, s, 2+rng.IntN(3))
 		o.options.Chunk = 16 + rng.IntN(200)
-		lack := make([]bool, o.size)
+		var lack []int
 		if seed%4 != 2 {
-			for r := range lack {
-				lack[r] = rng.IntN(3) == 0
-			}
+			lack = third(rng, o.size)
 		}
 		if seed%8 == 7 {
 			o.options.AllReduce, o.options.Broadcast = cuda.HostWork, cuda.BroadcastTree
 		}
-		vary := o.vary
-		o.vary = func(c *cuda.Options, r int) {
-			if vary != nil {
-				vary(c, r)
-			}
-			if lack[r] {
-				c.Driver, c.NoDevice = nil, true
-			}
-		}
+		o = withoutDevices(o, lack...)
 		w := newWorld(t, o)
 		var ps []program
 		for i := range 6 {
@@ -652,7 +658,9 @@ func TestMixedCollectives(t *testing.T) {
 		}
 		w.each(func(x *rank, r int) error {
 			some := (int(seed) + r) % 3 // of the ranks with devices, some have tensors of both kinds
-			x.mixes = func(rng *rand.Rand) bool { return lack[r] || some == 1 || some == 2 && rng.IntN(2) == 0 }
+			x.mixes = func(rng *rand.Rand) bool {
+				return slices.Contains(lack, r) || some == 1 || some == 2 && rng.IntN(2) == 0
+			}
 			return x.collectives(ps, rand.New(rand.NewPCG(seed, uint64(r))), r)
 		})
 		w.end()
@@ -661,7 +669,11 @@ func TestMixedCollectives(t *testing.T) {
 
 // withoutDevices is s with ranks that have no device.
 func withoutDevices(s setup, ranks ...int) setup {
+	vary := s.vary
 	s.vary = func(o *cuda.Options, r int) {
+		if vary != nil {
+			vary(o, r)
+		}
 		if slices.Contains(ranks, r) {
 			o.Driver, o.NoDevice = nil, true
 		}

@@ -17,35 +17,18 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// TestSharedMemory: a call whose inputs and outputs share memory is refused, or right: by kernels, through the host
-// and among clusters, with tensors in CPU memory too, on ranks with and without a device.
+// TestSharedMemory: a call whose inputs and outputs share memory is refused, or right. The calls go by kernels, through
+// the host and among clusters. Some tensors are in CPU memory, and some ranks have no device.
 func TestSharedMemory(t *testing.T) {
 	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
 		rng := random(t, seed)
-		o := directly(1 + rng.IntN(4))
-		switch seed % 4 {
-		case 1:
-			o = clustered(drawClusters(rng)...)
-		case 2:
-			o.sim.Kernels = nil
-		}
-		o.sim.Seed, o.sim.Semantics = seed, s
+		o := drawSetup(rng, seed, s, 1+rng.IntN(4))
 		o.options.Chunk = 16 + rng.IntN(4000)
-		lack := make([]bool, o.size)
+		var lack []int
 		if seed%8 == 3 || seed%8 == 5 {
-			for r := range lack {
-				lack[r] = rng.IntN(3) == 0
-			}
+			lack = third(rng, o.size)
 		}
-		vary := o.vary
-		o.vary = func(c *cuda.Options, r int) {
-			if vary != nil {
-				vary(c, r)
-			}
-			if lack[r] {
-				c.Driver, c.NoDevice = nil, true
-			}
-		}
+		o = withoutDevices(o, lack...)
 		w := newWorld(t, o)
 		var calls []*overlaptest.Call
 		for _, name := range overlaptest.Names {
@@ -54,7 +37,7 @@ func TestSharedMemory(t *testing.T) {
 		w.each(func(x *rank, r int) error {
 			rng := rand.New(rand.NewPCG(seed, uint64(r)))
 			for i, c := range calls {
-				onCPU := func() bool { return lack[r] || seed%2 == 1 && rng.IntN(2) == 0 }
+				onCPU := func() bool { return slices.Contains(lack, r) || seed%2 == 1 && rng.IntN(2) == 0 }
 				if err := x.sharing(c, rng, onCPU); err != nil {
 					x.b.Abort(err) // the other ranks do not wait for this one
 					return fmt.Errorf("call %d, %v: %w", i, c, err)

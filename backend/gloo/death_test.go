@@ -104,29 +104,36 @@ func (m *mortal) live() error {
 	return json.NewEncoder(os.Stdout).Encode(words)
 }
 
+// startAgain starts this test program as a process that does what the value of variable says, in JSON. It ends with
+// the test. stderr may be nil.
+func startAgain(t *testing.T, variable string, what any, stderr io.Writer) (*exec.Cmd, io.WriteCloser, *bufio.Reader) {
+	text, err := json.Marshal(what)
+	require.NoError(t, err)
+	c := exec.Command(os.Args[0])
+	c.Env = append(os.Environ(), variable+"="+string(text))
+	c.Stderr = stderr
+	in, err := c.StdinPipe()
+	require.NoError(t, err)
+	out, err := c.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	t.Cleanup(func() {
+		in.Close()
+		c.Process.Kill()
+		c.Wait()
+	})
+	return c, in, bufio.NewReader(out)
+}
+
 // begin starts ranks in processes of their own. Closing the input of one lets it die.
 func begin(t *testing.T, size int, how mortal) (cmds []*exec.Cmd, ins []io.Closer, outs []*bufio.Reader, errs []*bytes.Buffer) {
 	how.File, how.Size = t.TempDir()+"/store", size
 	for r := range size {
 		m := how
 		m.Host, m.Rank = "ab"[r/2:r/2+1], r
-		text, err := json.Marshal(m)
-		require.NoError(t, err)
-		c := exec.Command(os.Args[0])
-		c.Env = append(os.Environ(), mortalVariable+"="+string(text))
 		stderr := new(bytes.Buffer)
-		c.Stderr = stderr
-		in, err := c.StdinPipe()
-		require.NoError(t, err)
-		out, err := c.StdoutPipe()
-		require.NoError(t, err)
-		require.NoError(t, c.Start())
-		t.Cleanup(func() {
-			in.Close()
-			c.Process.Kill()
-			c.Wait()
-		})
-		cmds, ins, outs, errs = append(cmds, c), append(ins, in), append(outs, bufio.NewReader(out)), append(errs, stderr)
+		c, in, out := startAgain(t, mortalVariable, m, stderr)
+		cmds, ins, outs, errs = append(cmds, c), append(ins, in), append(outs, out), append(errs, stderr)
 	}
 	for r, out := range outs {
 		line, err := out.ReadString('\n')

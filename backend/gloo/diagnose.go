@@ -162,8 +162,8 @@ func (q *inquiry) open() (all []*due) {
 // again while this process itself is late, or while more answers come in. It also asks again while data
 // move or ranks wait for each other. The second question is about the ranks that the first answers
 // have shown. By the third, the others know more of them. It asks long questions about a link that
-// seems slow. If it is not sure of a silent rank or a link when an operation has to end, and this process has waited
-// for a CPU for half of the time, this rank is the slow one.
+// seems slow. When an operation has to end, run may still not be sure of a silent rank or a link. This rank is then
+// the slow one if its process waited for a CPU for half of the time.
 func (q *inquiry) run() {
 	e := &evidence{self: q.mesh.Rank(), hosts: q.hosts, checks: q.checks, peer: -1}
 	begun, before := time.Now(), -1

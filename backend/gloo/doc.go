@@ -137,8 +137,8 @@
 // earlier one differs. Some ranks only send: the root of a broadcast or scatter, and the other ranks of
 // a reduce or gather. They may return nil. In shared memory they compare their call with those that other
 // ranks have made by then. So if two ranks only send, and their calls differ, the later one gets the error in
-// that call. Every rank gets it at the latest from its next collective that needs all ranks, or from Shutdown
-// or Close, which wait up to 300 ms for ranks that have called less. A rank that has closed the group is not
+// that call. Every rank gets it at the latest from its next collective that needs all ranks, from Shutdown or
+// from Close. These two wait up to 300 ms for ranks that have called less. A rank that has closed the group is not
 // told of calls that others make later. They are.
 //
 // Elements count, not shapes: [2 3] fits [6]. AllReduce fits AllReduceCoalesced, and AllGather fits

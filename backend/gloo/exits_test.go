@@ -261,21 +261,8 @@ func startLeavers(t *testing.T, l leaver) (cmds []*exec.Cmd, ins []io.Writer, ou
 	hosts := l.Host
 	for r := range leavers {
 		l.Rank, l.Host = r, hosts[r:r+1]
-		text, err := json.Marshal(l)
-		require.NoError(t, err)
-		c := exec.Command(os.Args[0])
-		c.Env = append(os.Environ(), leaverVariable+"="+string(text))
-		in, err := c.StdinPipe()
-		require.NoError(t, err)
-		out, err := c.StdoutPipe()
-		require.NoError(t, err)
-		require.NoError(t, c.Start())
-		t.Cleanup(func() {
-			in.Close()
-			c.Process.Kill()
-			c.Wait()
-		})
-		ins, outs, cmds = append(ins, in), append(outs, bufio.NewReader(out)), append(cmds, c)
+		c, in, out := startAgain(t, leaverVariable, l, nil)
+		ins, outs, cmds = append(ins, in), append(outs, out), append(cmds, c)
 	}
 	for r, out := range outs {
 		line, err := out.ReadString('\n')

@@ -107,7 +107,7 @@ func (b *Backend) SetTimeout(d time.Duration) {
 	b.timeout.Store(int64(d))
 }
 
-// Err returns the fault that ended the group, or that of a rank that has died and that no operation needed. It
+// Err returns the fault that ended the group, or the death of a rank that no operation needed. It
 // returns nil while all ranks are there. Backends above this one, which need all ranks for their own
 // operations, call it.
 func (b *Backend) Err() error {

@@ -239,9 +239,9 @@ func Detect(getenv func(string) string) (Env, error) {
 	return e, nil
 }
 
-// notStale refuses variables that are left over from an earlier job in the shell from which mpirun or srun
-// started several processes: each of them would be the same rank. torchrun and c10d run, which
-// may run inside those, name their job.
+// notStale refuses variables of an earlier job, such as RANK, if mpirun or srun started several processes with
+// them. Each process would be the same rank. Variables of torchrun and c10d run are not refused: they come with
+// a name of the job.
 func (r *reading) notStale(e Env) {
 	stale := r.launcher.byHand
 	if stale == "" || r.getenv("TORCHELASTIC_RUN_ID") != "" || r.err != nil || len(r.missing) > 0 {

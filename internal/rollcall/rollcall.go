@@ -310,8 +310,8 @@ func (c *Call) Meet(ctx context.Context) (Run, error) {
 
 // Twice looks in the store for a call of another process of this rank. If the call is under way, Twice
 // ends it and returns the error that both processes get. It returns nil if the call is over, or if none
-// has begun when ctx ends. It is for a process that cannot take part, because the other one hosts the
-// store at the address that is its own.
+// has begun when ctx ends. It is for a process that cannot take part, because another process hosts the
+// store at this one's address.
 func Twice(ctx context.Context, cfg Config) error {
 	c := New(cfg)
 	for {

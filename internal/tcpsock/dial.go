@@ -18,9 +18,8 @@ const (
 	rest = time.Second
 )
 
-// Dial connects as a net.Dialer does. But if a host's name has several addresses it tries them beside each
-// other, because one may drop packets: net.Dialer would wait for it until the deadline, or for a part
-// of that.
+// Dial connects as a net.Dialer does, but tries all addresses of a host's name at once. One of them may drop
+// packets. A net.Dialer would wait for that one until the deadline, or for a part of the time.
 func Dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	return DialWith(ctx, new(net.Dialer), network, addr)
 }

@@ -73,10 +73,25 @@ type ObjectError struct {
 	Op   string
 	Rank int // whose object, in the group
 	Err  error
+
+	group string
+	names *work.Names
 }
 
 func (e *ObjectError) Error() string {
-	return fmt.Sprintf("pg: %s: object of rank %d: %v", e.Op, e.Rank, e.Err)
+	whose := e.names.Rank(e.Rank)
+	if e.names != nil && e.names.GlobalRanks != nil {
+		whose += " of " + e.names.Group(e.group)
+	}
+	return fmt.Sprintf("pg: %s: object of %s: %v", e.Op, whose, e.Err)
+}
+
+// nameObject adds to an *ObjectError what it calls the group and its ranks.
+func (g *ProcessGroup) nameObject(err *error) {
+	var e *ObjectError
+	if errors.As(*err, &e) {
+		e.group, e.names = g.name, g.now().names
+	}
 }
 
 // Unwrap returns the cause.
@@ -117,8 +132,9 @@ func reason(b []byte) error {
 }
 
 // AllGatherObject returns every rank's v, in rank order. The encoded objects take at most 4 GiB in all.
-func AllGatherObject[T any](ctx context.Context, g *ProcessGroup, v T, c Codec[T]) ([]T, error) {
+func AllGatherObject[T any](ctx context.Context, g *ProcessGroup, v T, c Codec[T]) (_ []T, err error) {
 	const op = "AllGatherObject"
+	defer g.nameObject(&err)
 	mine, sizes, own, err := exchangeSizes(ctx, g, op, v, c)
 	if err != nil {
 		return nil, err
@@ -142,8 +158,9 @@ func AllGatherObject[T any](ctx context.Context, g *ProcessGroup, v T, c Codec[T
 
 // GatherObject returns every rank's v, in rank order, on rank root, and nil elsewhere. The encoded objects
 // take at most 4 GiB in all.
-func GatherObject[T any](ctx context.Context, g *ProcessGroup, v T, root int, c Codec[T]) ([]T, error) {
+func GatherObject[T any](ctx context.Context, g *ProcessGroup, v T, root int, c Codec[T]) (_ []T, err error) {
 	const op = "GatherObject"
+	defer g.nameObject(&err)
 	if _, err := g.GlobalRank(root); err != nil {
 		return nil, err
 	}
@@ -173,8 +190,9 @@ func GatherObject[T any](ctx context.Context, g *ProcessGroup, v T, root int, c 
 
 // BroadcastObject returns rank root's vs on every rank. Every rank passes a
 // list of the same length; its values matter on the root only.
-func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int, c Codec[T]) ([]T, error) {
+func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int, c Codec[T]) (_ []T, err error) {
 	const op = "BroadcastObject"
+	defer g.nameObject(&err)
 	if _, err := g.GlobalRank(root); err != nil {
 		return nil, err
 	}
@@ -209,8 +227,9 @@ func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root i
 
 // ScatterObject returns vs[r] of rank root on rank r. Other ranks pass nil. Beside PyTorch ranks, and with a
 // backend that has no AllToAll, every object is padded to the longest one; together they take at most 4 GiB.
-func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int, c Codec[T]) (T, error) {
+func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int, c Codec[T]) (_ T, err error) {
 	const op = "ScatterObject"
+	defer g.nameObject(&err)
 	var none T
 	if _, err := g.GlobalRank(root); err != nil {
 		return none, err
@@ -228,7 +247,7 @@ func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int
 		if len(vs) == ranks {
 			all, own = encodeList(op, root, vs, sizes, c)
 		} else {
-			own = &ObjectError{op, root, fmt.Errorf("%d objects for %d ranks", len(vs), ranks)}
+			own = &ObjectError{Op: op, Rank: root, Err: fmt.Errorf("%d objects for %d ranks", len(vs), ranks)}
 		}
 		if own != nil { // every rank hears why
 			why := failed(own.(*ObjectError).Err)
@@ -241,7 +260,7 @@ func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int
 		}
 	}
 	var mine []byte
-	err := errors.ErrUnsupported
+	err = errors.ErrUnsupported
 	if g.now().world.alone() {
 		mine, err = scatterBlocks(ctx, g, op, root, blocks, sizes)
 	}
@@ -314,14 +333,15 @@ func scatterPadded(ctx context.Context, g *ProcessGroup, op string, root int, bl
 		return nil, err
 	}
 	if size[0] < 0 || size[0] > widest[0] {
-		return nil, &ObjectError{op, root, fmt.Errorf("length %d is not within the %d bytes sent", size[0], widest[0])}
+		return nil, &ObjectError{Op: op, Rank: root, Err: fmt.Errorf("length %d is not within the %d bytes sent", size[0], widest[0])}
 	}
 	return mine[:size[0]], nil
 }
 
 // SendObject sends vs to rank dst, which must receive a list of the same length.
-func SendObject[T any](ctx context.Context, g *ProcessGroup, vs []T, dst int, c Codec[T], o backend.P2POptions) error {
+func SendObject[T any](ctx context.Context, g *ProcessGroup, vs []T, dst int, c Codec[T], o backend.P2POptions) (err error) {
 	const op = "SendObject"
+	defer g.nameObject(&err)
 	sizes := make([]int64, len(vs))
 	all, own := encodeList(op, g.now().rank, vs, sizes, c)
 	if err := await(ctx)(g.Send(ctx, flatTensor(sizes), dst, o)); err != nil {
@@ -334,8 +354,9 @@ func SendObject[T any](ctx context.Context, g *ProcessGroup, vs []T, dst int, c 
 }
 
 // RecvObject receives n objects from rank src.
-func RecvObject[T any](ctx context.Context, g *ProcessGroup, n, src int, c Codec[T], o backend.P2POptions) ([]T, error) {
+func RecvObject[T any](ctx context.Context, g *ProcessGroup, n, src int, c Codec[T], o backend.P2POptions) (_ []T, err error) {
 	const op = "RecvObject"
+	defer g.nameObject(&err)
 	if n < 0 {
 		return nil, fmt.Errorf("pg: %s: negative count %d", op, n)
 	}
@@ -439,7 +460,7 @@ func encodeList[T any](op string, rank int, vs []T, sizes []int64, c Codec[T]) (
 			instead := failed(err)
 			clear(sizes)
 			sizes[0] = int64(len(instead))
-			return instead, &ObjectError{op, rank, err}
+			return instead, &ObjectError{Op: op, Rank: rank, Err: err}
 		}
 		sizes[i] = int64(len(b))
 		all = append(all, b...)
@@ -451,11 +472,11 @@ func decodeList[T any](op string, rank int, all []byte, sizes []int64, c Codec[T
 	out := make([]T, len(sizes))
 	for i, n := range sizes {
 		if err := reason(all[:n]); err != nil {
-			return nil, &ObjectError{op, rank, err}
+			return nil, &ObjectError{Op: op, Rank: rank, Err: err}
 		}
 		v, err := c.Decode(all[:n:n])
 		if err != nil {
-			return nil, &ObjectError{op, rank, err}
+			return nil, &ObjectError{Op: op, Rank: rank, Err: err}
 		}
 		out[i], all = v, all[n:]
 	}
@@ -466,7 +487,7 @@ func decodeList[T any](op string, rank int, all []byte, sizes []int64, c Codec[T
 func decodeAll[T any](op string, blocks [][]byte, sizes []int64, c Codec[T]) ([]T, error) {
 	for r, n := range sizes { // of several errors, every rank returns this one
 		if err := reason(blocks[r][:n]); err != nil {
-			return nil, &ObjectError{op, r, err}
+			return nil, &ObjectError{Op: op, Rank: r, Err: err}
 		}
 	}
 	out := make([]T, len(sizes))
@@ -485,7 +506,7 @@ func sum(op string, rank int, sizes []int64) (int, error) {
 	total := int64(0)
 	for _, n := range sizes {
 		if n < 0 || n > MaxObject-total {
-			return 0, &ObjectError{op, rank, fmt.Errorf("announced length %d; the limit is %d in all", n, MaxObject)}
+			return 0, &ObjectError{Op: op, Rank: rank, Err: fmt.Errorf("announced length %d; the limit is %d in all", n, MaxObject)}
 		}
 		total += n
 	}

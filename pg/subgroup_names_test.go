@@ -101,6 +101,21 @@ func TestSubgroupNames(t *testing.T) {
 		require.ErrorContains(t, errs[1], `rank 0 (global rank 1) of group "1" (evaluation) calls `)
 		require.ErrorContains(t, errs[1], ", but rank 2 (global rank 3) calls ")
 	})
+	t.Run("object", func(t *testing.T) {
+		errs, _ := evaluation(t, nil, func(_ *pgtest.Job, g, sub *pg.ProcessGroup) error {
+			switch g.Rank() {
+			case 0:
+				return nil
+			case 3:
+				_, err := pg.AllGatherObject(t.Context(), sub, "three", pg.JSON[string]{})
+				return err
+			}
+			_, err := pg.AllGatherObject(t.Context(), sub, g.Rank(), pg.JSON[int]{})
+			return err
+		})
+		require.ErrorContains(t, errs[1], `pg: AllGatherObject: object of rank 2 (global rank 3) of group "1" (evaluation): json: `)
+		require.ErrorContains(t, errs[3], `pg: AllGatherObject: object of rank 0 (global rank 1) of group "1" (evaluation): json: `)
+	})
 	t.Run("aborted because of the default group", func(t *testing.T) {
 		errs, _ := evaluation(t, nil, func(j *pgtest.Job, g, sub *pg.ProcessGroup) error {
 			if g.Rank() == 3 {

@@ -182,15 +182,22 @@ func (p *Parallel) watch(trainer *train.Trainer) error {
 
 // Eval is trainer.Eval with the batches of ds divided over the ranks. It returns the averages of
 // the metrics over the ranks, weighted by the number of rows that each has seen. All ranks
-// must have the same batches. With fewer batches than ranks every rank evaluates all of them.
+// must have the same batches, of the whole dataset. With fewer batches than ranks every rank evaluates all of them.
 func (p *Parallel) Eval(trainer *train.Trainer, ds train.Dataset) ([]*tensors.Tensor, error) {
 	if p.Size() == 1 {
 		return trainer.Eval(ds)
 	}
 	mine := &evalShard{Dataset: ds, rank: p.Rank(), size: p.Size()}
-	metrics, err := trainer.Eval(mine)
+	var metrics []*tensors.Tensor
+	var err error
+	_, part := ds.(*dataset)
+	if part {
+		err = errors.New("gomlx: Eval: the dataset is one of Split or Shard: give Eval the whole one, which it divides itself")
+	} else {
+		metrics, err = trainer.Eval(mine)
+	}
 	rows := float64(mine.rows)
-	if err != nil && mine.rows > 0 {
+	if err != nil && (part || mine.rows > 0) {
 		rows = -1
 	}
 	said, gathered := pg.AllGatherSlice(p.ctx, p.group, []float64{rows, float64(mine.sum)})

@@ -309,6 +309,12 @@ func TestOtherOrder(t *testing.T) {
 			require.True(t, same, "no rank has updated its model")
 			_, err = p.Eval(trainer, shuffled())
 			require.ErrorContains(t, err, "Eval: rank 1 has read other batches than rank 0", name)
+			ds, want := train.Dataset(points(t, nil).BatchSize(batch, true)), "Eval failed on rank 0"
+			if g.Rank() == 0 {
+				ds, want = part(p, ds), "Eval: the dataset is one of Split or Shard"
+			}
+			_, err = p.Eval(trainer, ds)
+			require.ErrorContains(t, err, want, name)
 		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 
 // DumpOnSignal calls Dump whenever the process gets SIGUSR1, until stop is called. It logs the name
 // of the file, or why there is none, with l, or with slog.Default() if l is nil. Without DumpOnSignal
-// or C10D_TRACE, SIGUSR1 ends the process. On Windows DumpOnSignal does nothing.
+// or C10D_TRACE, Go programs ignore SIGUSR1. On Windows DumpOnSignal does nothing.
 func (r *Recorder) DumpOnSignal(l *slog.Logger) (stop func()) {
 	if l == nil {
 		l = slog.Default()

@@ -62,13 +62,22 @@ func grace(limit time.Duration, turn int) time.Duration {
 // isOver reports whether the time of the operation is over.
 func (d *due) isOver(now time.Time) bool { return !now.Before(d.until) || d.ctx.Err() != nil }
 
+// timerWithin is how long cause waits for a context whose deadline has come. Its timer may fire after this package's.
+const timerWithin = 10 * time.Millisecond
+
 // cause says why the operation ends.
 func (d *due) cause() error {
+	if by, ok := d.ctx.Deadline(); ok && by.Equal(d.until) {
+		t := time.NewTimer(timerWithin)
+		defer t.Stop()
+		select {
+		case <-d.ctx.Done(): // with the cause that the program gave it
+		case <-t.C:
+			return fmt.Errorf("%w: %w", work.ErrTimeout, context.DeadlineExceeded)
+		}
+	}
 	if d.ctx.Err() != nil {
 		return canceled(d.ctx)
-	}
-	if by, ok := d.ctx.Deadline(); ok && by.Equal(d.until) {
-		return fmt.Errorf("%w: %w", work.ErrTimeout, context.DeadlineExceeded)
 	}
 	return fmt.Errorf("%w after %v", work.ErrTimeout, d.timeout)
 }

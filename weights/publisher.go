@@ -94,7 +94,8 @@ type Publisher struct {
 	list      sync.Mutex // the fields below
 	receivers map[*peer]struct{}
 	dropped   []Dropped
-	came      chan struct{} // closed and replaced when a receiver has come
+	refused   map[string]struct{} // names and hosts of newcomers that have refused the current version
+	came      chan struct{}       // closed and replaced when a receiver has come
 	closed    bool
 }
 
@@ -140,7 +141,7 @@ func Listen(ctx context.Context, address string, o PublisherOptions) (*Publisher
 	}
 	p := &Publisher{
 		options: o, listener: l, waiting: strangers.New(strangers.Limit(0)), late: make(chan struct{}, 1), turn: make(chan struct{}, 1),
-		receivers: make(map[*peer]struct{}), came: make(chan struct{}),
+		receivers: make(map[*peer]struct{}), refused: make(map[string]struct{}), came: make(chan struct{}),
 	}
 	p.tasks.Go(p.accept)
 	return p, nil
@@ -205,6 +206,8 @@ func (p *Publisher) join(raw net.Conn) {
 	p.drop(r, r.readAcks())
 }
 
+var errRefused = errors.New("refused")
+
 // readAcks reads a receiver's answers until it fails.
 func (r *peer) readAcks() error {
 	var scratch [headerSize]byte
@@ -215,7 +218,7 @@ func (r *peer) readAcks() error {
 		}
 		if h.kind == kindRefuse {
 			why, err := readSmall(r.conn, h, kindRefuse, maxName)
-			return errors.Join(fmt.Errorf("it refused: %s", why), err)
+			return errors.Join(fmt.Errorf("it %w: %s", errRefused, why), err)
 		}
 		b, err := readSmall(r.conn, h, kindAck, 8)
 		if err != nil {
@@ -237,10 +240,7 @@ func (p *Publisher) admit(r *peer) {
 	p.list.Lock()
 	defer p.list.Unlock()
 	r.admitted = true
-	if !p.closed {
-		close(p.came)
-		p.came = make(chan struct{})
-	}
+	p.wake()
 }
 
 // takeTurn waits for the turn of a receiver that is catching up. It returns false if the receiver is gone.
@@ -570,6 +570,7 @@ func layoutOf(params []Named, bucket int) (*layout, [][]byte, error) {
 func (p *Publisher) feeds(base uint64, relative bool) (all []*feed, others, closed bool) {
 	p.list.Lock()
 	defer p.list.Unlock()
+	clear(p.refused)
 	for r := range p.receivers {
 		if !r.admitted {
 			continue
@@ -643,14 +644,27 @@ func (p *Publisher) drop(r *peer, err error) {
 	}
 	p.dropped = append(p.dropped, Dropped{r.name, fmt.Errorf("weights: receiver %q at %s was dropped: %w", r.name, r.raw.RemoteAddr(), err)})
 	p.dropped = p.dropped[max(0, len(p.dropped)-1000):]
+	if errors.Is(err, errRefused) && !r.admitted && len(p.refused) < 1000 {
+		host, _, _ := net.SplitHostPort(r.raw.RemoteAddr().String())
+		p.refused[r.name+"@"+host] = struct{}{}
+		p.wake()
+	}
+}
+
+// wake tells Await that a receiver has come. Publisher.list is held.
+func (p *Publisher) wake() {
+	if !p.closed {
+		close(p.came)
+		p.came = make(chan struct{})
+	}
 }
 
 // Await waits until n receivers are connected, for which the next Publish waits. If there is a version, they have it, or
-// have taken 64 MiB of it.
+// have taken 64 MiB of it. A receiver that has refused the version counts too: it may take the next one.
 func (p *Publisher) Await(ctx context.Context, n int) error {
 	for {
 		p.list.Lock()
-		have, came, closed := 0, p.came, p.closed
+		have, came, closed := len(p.refused), p.came, p.closed
 		for r := range p.receivers {
 			if r.admitted {
 				have++

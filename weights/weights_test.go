@@ -275,6 +275,27 @@ func canceled() context.Context {
 	return ctx
 }
 
+// TestAwaitAfterRefusal: a trainer whose version is refused by whoever comes can wait for receivers and publish another.
+func TestAwaitAfterRefusal(t *testing.T) {
+	p := listen(t, PublisherOptions{})
+	wrong, err := tensor.New(tensor.Int8, 3)
+	require.NoError(t, err)
+	_, err = p.Publish(within(t), 1, []Named{{"wrong", wrong}})
+	require.NoError(t, err)
+	r := dial(t, p.Addr(), ReceiverOptions{Retry: time.Millisecond, Accept: func(params []Param) error {
+		if params[0].Name == "wrong" {
+			return errors.New("another model")
+		}
+		return nil
+	}})
+	require.NoError(t, p.Await(within(t), 1))
+	params := model(t, 2)
+	_, err = p.Publish(within(t), 2, params)
+	require.NoError(t, err)
+	require.NoError(t, r.Await(within(t), 2))
+	requireVersion(t, r, 2, params)
+}
+
 // TestStrangersAreDropped: newcomers that take nothing are dropped after the timeout.
 func TestStrangersAreDropped(t *testing.T) {
 	const count = 12

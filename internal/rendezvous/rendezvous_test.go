@@ -697,7 +697,7 @@ func ended(t *testing.T, c net.Conn) {
 
 func awaitHello(t *testing.T, c net.Conn) {
 	t.Helper()
-	require.Equal(t, words(48, 2, 0xC101<<48, 0, 3, 0), take(t, c, 48))
+	require.Equal(t, words(48, 2, 0xC101<<48, 0, 4, 0), take(t, c, 48))
 }
 
 // Strangers at a listener that is for one peer, without numbers, cost the group
@@ -818,7 +818,7 @@ func TestManyCandidates(t *testing.T) {
 		c.add(accepted)
 		return conn
 	}
-	_, err := c.Write(words(48, 2, 0xC101<<48, 0, 3, 0))
+	_, err := c.Write(words(48, 2, 0xC101<<48, 0, 4, 0))
 	require.NoError(t, err)
 	peer := dial("127.0.0.1")
 	awaitHello(t, peer)

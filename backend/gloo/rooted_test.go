@@ -204,7 +204,7 @@ func TestRootsRunAhead(t *testing.T) {
 				seed := rand.Uint64()
 				r := rand.New(rand.NewPCG(seed, 0))
 				var calls []rootedCall
-				for range 20 { // each call many times: its root, or all others, run ahead
+				for range 8 { // each call many times: its root, or all others, run ahead
 					calls = append(calls, slices.Repeat(randomCalls(r, ranks, 1), 1+r.IntN(40))...)
 				}
 				slow := r.IntN(ranks)

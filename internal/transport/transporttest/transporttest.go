@@ -601,6 +601,9 @@ func (s *suite) dieUnneeded(t *testing.T) {
 				require.NoError(t, wait(t, send(ms[2], 0, 1, pattern(n, 3))))
 				require.NoError(t, wait(t, send(ms[0], 2, 1, pattern(n, 4))))
 				require.NoError(t, wait(t, o))
+				for _, m := range ms[:2] { // a rank that has said nothing may be PyTorch's, and leaves
+					eventually(t, "hello", func() bool { return m.Diagnose(patience)[2].Native })
+				}
 				s.Kill(t, ms, 2)
 				require.NoError(t, wait(t, r))
 				require.True(t, bytes.Equal(pattern(n, 3), in))

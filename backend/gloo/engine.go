@@ -128,8 +128,8 @@ func (e *engine) askAt() time.Time {
 	return until.Add(-lead(until.Sub(e.since)))
 }
 
-// ask makes this rank ask the others, and ends the group after the operation's time. peer is the rank for which the
-// operation waits, -1 if that is unknown.
+// ask makes this rank ask the others, and ends the group when the time of the operation is over. The operation waits for rank
+// peer, or for an unknown one if peer is -1.
 func (e *engine) ask(peer int) {
 	if e.asks == nil {
 		e.until()

@@ -12,8 +12,8 @@ import (
 	"github.com/c10d-go/c10d/internal/hole"
 )
 
-// TestDialPastAHole: a minute is enough for an address that drops packets, in which net.Dialer would wait
-// half of it before the next address, and all of it after a refusal.
+// TestDialPastAHole: of two addresses one drops packets. Dial reaches the other one long before its context of a minute
+// ends. net.Dialer waits for half of that minute, or for all of it if the other address refuses.
 func TestDialPastAHole(t *testing.T) {
 	for name, first := range map[string]bool{"listens": true, "refuses": false} {
 		t.Run(name, func(t *testing.T) {

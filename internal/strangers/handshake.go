@@ -24,6 +24,9 @@ func InHandshake(c net.Conn) *Handshake { return &Handshake{Conn: c} }
 // Proved ends the count: the other side has shown who it is.
 func (h *Handshake) Proved() { h.proved.Store(true) }
 
+// NetConn returns the connection without the count.
+func (h *Handshake) NetConn() net.Conn { return h.Conn }
+
 func (h *Handshake) Read(b []byte) (int, error) {
 	if h.proved.Load() {
 		return h.Conn.Read(b)

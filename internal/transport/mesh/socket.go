@@ -35,10 +35,13 @@ func trafficOf(c net.Conn) traffic {
 
 // below returns the connection that carries c.
 func below(c net.Conn) net.Conn {
-	if t, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
-		return t.NetConn()
+	for {
+		over, ok := c.(interface{ NetConn() net.Conn }) // TLS, and what counts below it
+		if !ok {
+			return c
+		}
+		c = over.NetConn()
 	}
-	return c
 }
 
 // EndOf returns why a connection has ended: err, or that time ran out. Linux reports that to one

@@ -1,6 +1,7 @@
 package mesh
 
 import (
+	"crypto/tls"
 	"io"
 	"math"
 	"net"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/strangers"
 	"github.com/c10d-go/c10d/internal/transport"
 	"golang.org/x/sys/unix"
 )
@@ -52,6 +54,14 @@ func TestKeepAlive(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, tc.asks, asks, "%+v", tc)
 	}
+}
+
+// What the system tells of a connection is found below TLS and below the count of its handshake.
+func TestBelow(t *testing.T) {
+	c, other := net.Pipe()
+	defer c.Close()
+	defer other.Close()
+	require.Same(t, c, below(tls.Server(strangers.InHandshake(c), nil)))
 }
 
 // TestLongSilence: the system has limits for its times, and a Silence has none.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"testing"
 	"time"
 
@@ -30,7 +31,40 @@ func init() {
 			return false
 		}
 	}
+	kinds["certificate"] = func(c *net.TCPConn, _ *rand.Rand) bool {
+		c.SetDeadline(time.Now().Add(patience))
+		return attack.BigCertificate(c, 200_000) == nil
+	}
 	attack.Main(kinds)
+}
+
+// A stranger may not send more than a hello and small certificates, however it spreads that over time.
+func TestBigCertificate(t *testing.T) {
+	a := newAuthority(t)
+	o := secure(a, a.issue(t, nil))
+	o.Handshake = 10 * patience
+	ms := join(t, 2, o)
+	addr := ms[0].addrs[0].places[0].String()
+	for _, c := range []struct {
+		sent  int
+		taken bool
+	}{{12 << 10, true}, {17 << 10, false}, {200_000, false}} {
+		conn, err := net.Dial("tcp", addr)
+		require.NoError(t, err)
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(patience))
+		err = attack.BigCertificate(conn, c.sent)
+		if c.taken {
+			require.NoError(t, err)
+			eventually(t, "the stranger has no place", func() bool { return ms[0].acceptor.strangers.Len() == 1 })
+			continue
+		}
+		for err == nil {
+			_, err = conn.Read(make([]byte, 4<<10)) // there may be an alert
+		}
+		require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "%d bytes", c.sent)
+	}
+	require.Equal(t, 1, ms[0].acceptor.strangers.Len())
 }
 
 // TestAttacks sends messages between two ranks while strangers connect to one of them. Its messages, its
@@ -47,9 +81,15 @@ func TestAttacks(t *testing.T) {
 		{"random", 2000, 500_000},
 		{"structured", 2000, 500_000},
 		{"idle", 1000, 10_000},
+		{"certificate", 700, 10_000},
 	} {
 		t.Run(a.kind, func(t *testing.T) {
-			ms := join(t, 2)
+			o := local
+			if a.kind == "certificate" {
+				ca := newAuthority(t)
+				o = secure(ca, ca.issue(t, nil))
+			}
+			ms := join(t, 2, o)
 			roundTrip := func() error {
 				for from := range ms {
 					r := recv(ms[1-from], from, 1, make([]byte, 4))
@@ -67,6 +107,9 @@ func TestAttacks(t *testing.T) {
 			}
 			if full {
 				on.AtLeast, on.Slack = 10*time.Second, 0
+			}
+			if a.kind == "certificate" {
+				on.Slack = 200 * time.Millisecond // the plain listener does no handshakes, which take 0.3 ms of a CPU each
 			}
 			r := attack.Run(t, on)
 			limit := strangers.Limit(1)

@@ -545,9 +545,10 @@ func (d *acceptor) close() {
 // connection. A connection without the token gets no answer.
 func (d *acceptor) handshake(tcp *net.TCPConn) bool {
 	m := d.m
-	conn := net.Conn(tcp)
+	conn, proved := net.Conn(tcp), func() {}
 	if m.opts.TLS != nil {
-		conn = tls.Server(tcp, m.opts.TLS)
+		count := strangers.InHandshake(tcp)
+		conn, proved = tls.Server(count, m.opts.TLS), count.Proved
 	}
 	var b [helloLen]byte
 	if _, err := io.ReadFull(conn, b[:]); err != nil {
@@ -557,6 +558,7 @@ func (d *acceptor) handshake(tcp *net.TCPConn) bool {
 	if err != nil || !d.strangers.Remove(tcp) {
 		return false
 	}
+	proved()
 	verdict := uint32(verdictOK)
 	known := h.rank < uint32(m.Size()) // as an int of 32 bits it may be negative
 	peer := int(h.rank)

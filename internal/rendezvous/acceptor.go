@@ -25,7 +25,7 @@ const (
 type acceptor struct {
 	wg        sync.WaitGroup
 	failed    func(error)     // ends the meeting because no descriptor is left; set before the first add
-	strangers *strangers.List // until they have said a number
+	strangers *strangers.List // until it is known who they may be
 
 	mu        sync.Mutex
 	listeners []net.Listener
@@ -40,8 +40,8 @@ func newAcceptor(size int) *acceptor {
 	return d
 }
 
-// add accepts the connections of l. Each goes to enter, in a goroutine of its own, which owns
-// it.
+// add accepts the connections of l. Each is a stranger, and goes to enter, in a goroutine of its own, which
+// owns it.
 func (d *acceptor) add(l net.Listener, enter func(net.Conn)) {
 	d.mu.Lock()
 	d.listeners = append(d.listeners, l)
@@ -58,6 +58,8 @@ func (d *acceptor) add(l net.Listener, enter func(net.Conn)) {
 					d.failed(openfiles.Explain(err))
 				}
 				time.Sleep(acceptPause)
+			case !d.strangers.Add(conn, numberLimit):
+				conn.Close()
 			default:
 				d.wg.Go(func() { enter(conn) })
 			}
@@ -65,7 +67,7 @@ func (d *acceptor) add(l net.Listener, enter func(net.Conn)) {
 	})
 }
 
-// stop closes the listeners, and the connections that have not said a number.
+// stop closes the listeners and the strangers.
 func (d *acceptor) stop() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -82,11 +84,18 @@ func (d *acceptor) close() {
 	d.wg.Wait()
 }
 
-// readNumber reads the 8 bytes that a connection begins with. Until then conn is a stranger.
-func (d *acceptor) readNumber(conn net.Conn) (int64, error) {
-	if !d.strangers.Add(conn, numberLimit) {
-		return 0, net.ErrClosed
+// known takes conn out of the strangers, and closes it unless it is to be taken.
+func (d *acceptor) known(conn net.Conn, take bool) bool {
+	if !take || !d.strangers.Remove(conn) {
+		d.strangers.Refuse(conn)
+		return false
 	}
+	conn.SetDeadline(time.Time{})
+	return true
+}
+
+// readNumber reads the 8 bytes that a connection begins with.
+func readNumber(conn net.Conn) (int64, error) {
 	var b [8]byte
 	_, err := io.ReadFull(conn, b[:])
 	return int64(binary.LittleEndian.Uint64(b[:])), err

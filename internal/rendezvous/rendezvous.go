@@ -638,17 +638,14 @@ func interfaceAddr(name string) (netip.Addr, error) {
 // identify takes a connection of the shared listener. Its first 8 bytes are the number that
 // this rank has published for the peer. A peer that has published no numbers says its rank.
 func (m *meeting) identify(conn net.Conn) {
-	n, err := m.acceptor.readNumber(conn)
-	i, proven := m.rankOf(n)
-	if err != nil || i < 0 || !m.acceptor.strangers.Remove(conn) {
+	n, err := readNumber(conn)
+	switch i, proven := m.rankOf(n); {
+	case err != nil || i < 0:
 		m.acceptor.strangers.Refuse(conn)
-		return
-	}
-	conn.SetDeadline(time.Time{})
-	if proven {
-		m.attach(i, conn, awaited)
-	} else {
+	case !proven:
 		m.claim(i, conn, nil)
+	case m.acceptor.known(conn, true):
+		m.attach(i, conn, awaited)
 	}
 }
 
@@ -669,8 +666,7 @@ func (m *meeting) rankOf(n int64) (rank int, proven bool) {
 // claim lets conn claim to be rank i, without proof. The rank must have published an address by
 // which it is to connect, and no numbers. The listener, if not nil, is for this rank alone.
 func (m *meeting) claim(i int, conn net.Conn, l net.Listener) {
-	if !m.hasValue(i) {
-		conn.Close()
+	if !m.acceptor.known(conn, m.hasValue(i)) {
 		return
 	}
 	m.mu.Lock()

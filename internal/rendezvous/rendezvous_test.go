@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/c10d-go/c10d/internal/strangers"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/store"
 )
@@ -707,7 +708,7 @@ func TestStrangersWithoutNumbers(t *testing.T) {
 	g1 := func(c *Config) { c.Generation = G1 }
 	st := store.NewHash()
 	var ends []<-chan outcome
-	var strangers []net.Conn
+	var knocks []net.Conn
 	knock := func(at netip.AddrPort, say string) {
 		c, err := net.Dial("tcp", at.String())
 		if err != nil {
@@ -715,7 +716,7 @@ func TestStrangersWithoutNumbers(t *testing.T) {
 		}
 		t.Cleanup(func() { c.Close() })
 		io.WriteString(c, say)
-		strangers = append(strangers, c)
+		knocks = append(knocks, c)
 	}
 	for r := range size {
 		ends = append(ends, start(context.Background(), st, size, g1, r))
@@ -732,9 +733,50 @@ func TestStrangersWithoutNumbers(t *testing.T) {
 	}
 	defer closeAll(ms)
 	everyPair(t, ms)
-	require.NotEmpty(t, strangers)
-	for _, c := range strangers {
+	require.NotEmpty(t, knocks)
+	for _, c := range knocks {
 		ended(t, c)
+	}
+}
+
+// slow is a store in which nobody finds out whether there is a key, until it is closed.
+type slow struct {
+	store.Store
+	closed chan struct{}
+}
+
+func (s slow) Check(ctx context.Context, keys ...string) (bool, error) {
+	<-s.closed
+	return false, ctx.Err()
+}
+
+// Connections whose peer is being looked up count as strangers: one too many closes the oldest.
+func TestStrangersAreLookedUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		gen Generation
+		say []byte
+	}{"no number": {G1, nil}, "a rank": {G2, binary.LittleEndian.AppendUint64(nil, 1)}} {
+		t.Run(name, func(t *testing.T) {
+			st := slow{store.NewHash(), make(chan struct{})}
+			ctx, cancel := context.WithCancel(context.Background())
+			out := start(ctx, st, 2, func(cfg *Config) { cfg.Generation = c.gen }, 0)
+			at := published(t, st.Store, 0, 2).at[0].at
+			var all []net.Conn
+			for range strangers.Limit(1) + 1 {
+				conn, err := net.Dial("tcp", at.String())
+				require.NoError(t, err)
+				defer conn.Close()
+				conn.Write(c.say)
+				all = append(all, conn)
+			}
+			ended(t, all[0])
+			cancel()
+			close(st.closed)
+			require.Error(t, (<-out).err)
+			for _, conn := range all {
+				ended(t, conn)
+			}
+		})
 	}
 }
 

@@ -32,15 +32,18 @@
 //   - A receiver that comes late is sent the current version alone. Updates wait for it, and Report counts it, once
 //     it has acknowledged a version or taken 64 MiB. So whoever says hello and never reads delays no update.
 //   - A receiver that takes no bucket for PublisherOptions.Timeout is dropped. Report.Dropped says why. An
-//     update waits no longer than this for a receiver that stalls. A slow one that goes on slows the update down:
+//     update waits once for this time, however many receivers stall. A slow one that goes on slows the update down:
 //     the context of Publish bounds that.
 //   - A reader that keeps a version delays the next update but one, and with it that receiver.
-//   - Every length from the network is compared with a limit before memory is reserved.
+//   - Versions increase on a connection. A trainer that begins again from a checkpoint may publish smaller ones than
+//     before. Receivers take them, and Status and Await then tell of these.
+//   - Parameters for whose versions the host has no memory are refused. A parameter's memory is reserved while it comes.
+//   - Errors and names show only printable characters of what came from the network.
 //
 // # Memory
 //
 // A publisher keeps one copy of the parameters beside the trainer's own, and the last delta of each
-// bucket. Receivers that have just come share a copy of 4 MiB, or of one bucket. A receiver has one copy, and two from the second version on. It also remembers the last delta of each bucket, with
+// bucket. Receivers that come late share copies of 4 MiB, or of one bucket. A receiver has one copy, and two from the second version on. It also remembers the last delta of each bucket, with
 // at most an eighth of a copy. Once it has acknowledged an update, it brings the older copy up to date with these deltas.
 // Up to 4 goroutines check what
 // came and apply deltas, while another reads. A receiver lets other goroutines run after every 256 KiB.
@@ -82,7 +85,7 @@
 //
 // A bucket is a range of one parameter: the first "bytes of a bucket", the next, and so on; the last may be
 // shorter. Buckets are numbered over all parameters from 0 and sent in this order, each once. Bytes of a bucket
-// are a multiple of 64 from 1 KiB to 256 MiB. An index counts units within the bucket. A unit is an element, or
+// are a multiple of 64 from 64 KiB to 256 MiB. An index counts units within the bucket. A unit is an element, or
 // half of a complex128. A delta is always shorter than the bucket. The digest begins with 0; each frame of
 // kind 4 or 5 replaces it by the CRC-32 of the frame's CRC (4 bytes), begun with the digest before:
 // zlib.crc32(pack("<I", crc), digest). A start or init in the middle of an update begins anew.

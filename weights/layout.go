@@ -23,8 +23,9 @@ type layout struct {
 	bucket int
 	params []Param
 
+	sizes   []int // bytes of each parameter
+	bytes   int64 // of all
 	buckets []bucket
-	bytes   int64
 }
 
 // bucket is a range of bytes of a parameter. Deltas count its units: its elements, or halves of
@@ -39,7 +40,7 @@ const (
 	maxLayout = 16 << 20 // bytes of its text
 	maxParams = 1 << 18
 	maxDims   = 64
-	minBucket = 1 << 10
+	minBucket = 64 << 10 // the tables of a receiver have 72 bytes for each bucket
 	maxBucket = 1 << 28
 )
 
@@ -62,70 +63,51 @@ func (l *layout) encode() []byte {
 	return b
 }
 
-// parseLayout reads the payload of an init frame. A model of more than limit bytes is refused.
-func parseLayout(text []byte, limit int64) (*layout, error) {
-	l := new(layout)
-	take := func(n int) []byte { // nil if there are fewer than n
-		if n > len(text) {
-			text = nil
-			return nil
+// parseLayout reads the payload of an init frame. It cuts no buckets.
+func parseLayout(text []byte) (*layout, error) {
+	short := false
+	take := func(n int) []byte { // zeros if there are fewer than n
+		if short = short || n > len(text); short {
+			return make([]byte, n)
 		}
 		part := text[:n:n]
 		text = text[n:]
 		return part
 	}
-	head := take(8)
-	if head == nil {
-		return nil, errLayout
-	}
-	l.bucket = int(min(binary.LittleEndian.Uint32(head), maxBucket+1))
-	count := binary.LittleEndian.Uint32(head[4:])
+	l := &layout{bucket: int(min(binary.LittleEndian.Uint32(take(4)), maxBucket+1))}
+	count := binary.LittleEndian.Uint32(take(4))
 	if count > maxParams || int(count) > len(text)/4 {
 		return nil, fmt.Errorf("weights: %d parameters in %d bytes, at most %d are possible", count, len(text), maxParams)
 	}
 	l.params = make([]Param, count)
 	for i := range l.params {
 		p := &l.params[i]
-		size := take(2)
-		if size == nil {
-			return nil, errLayout
-		}
-		name := take(int(binary.LittleEndian.Uint16(size)))
-		size = take(1)
-		if name == nil || size == nil {
-			return nil, errLayout
-		}
-		dtype := take(int(size[0]))
-		size = take(1)
-		if dtype == nil || size == nil {
-			return nil, errLayout
-		}
-		dims := take(8 * int(size[0]))
-		if dims == nil {
-			return nil, errLayout
-		}
-		p.Name = string(name)
-		var err error
-		if p.DType, err = tensor.ParseDType(string(dtype)); err != nil {
-			return nil, fmt.Errorf("weights: parameter %q: %w", p.Name, err)
-		}
-		p.Shape = make([]int, size[0])
+		p.Name = string(take(int(binary.LittleEndian.Uint16(take(2)))))
+		dtype := string(take(int(take(1)[0])))
+		p.Shape = make([]int, take(1)[0])
 		for d := range p.Shape {
-			n := binary.LittleEndian.Uint64(dims[8*d:])
+			n := binary.LittleEndian.Uint64(take(8))
 			if n > math.MaxInt {
-				return nil, fmt.Errorf("weights: parameter %q has a dimension of %d", p.Name, n)
+				return nil, fmt.Errorf("weights: parameter %.100q has a dimension of %d", p.Name, n)
 			}
 			p.Shape[d] = int(n)
 		}
+		if short {
+			return nil, errLayout
+		}
+		var err error
+		if p.DType, err = tensor.ParseDType(dtype); err != nil {
+			return nil, fmt.Errorf("weights: parameter %.100q: %w", p.Name, err)
+		}
 	}
-	if len(text) != 0 {
+	if short || len(text) != 0 {
 		return nil, errLayout
 	}
-	return l, l.plan(limit)
+	return l, l.check()
 }
 
-// plan checks l and cuts the buckets.
-func (l *layout) plan(limit int64) error {
+// check reports what is wrong with l, and measures the parameters.
+func (l *layout) check() error {
 	switch {
 	case len(l.params) == 0 || len(l.params) > maxParams:
 		return fmt.Errorf("weights: %d parameters, want 1 to %d", len(l.params), maxParams)
@@ -133,33 +115,34 @@ func (l *layout) plan(limit int64) error {
 		return fmt.Errorf("weights: buckets of %d bytes, want a multiple of 64 from %d to %d", l.bucket, minBucket, maxBucket)
 	}
 	names := make(map[string]bool, len(l.params))
-	sizes := make([]int, 0, len(l.params))
+	l.sizes = make([]int, 0, len(l.params))
 	for _, p := range l.params {
 		if len(p.Name) > math.MaxUint16 || len(p.Shape) > maxDims {
 			return fmt.Errorf("weights: parameter %.100q has a name of %d bytes and %d dimensions, at most %d and %d are possible", p.Name, len(p.Name), len(p.Shape), math.MaxUint16, maxDims)
 		}
 		if names[p.Name] {
-			return fmt.Errorf("weights: two parameters have the name %q", p.Name)
+			return fmt.Errorf("weights: two parameters have the name %.100q", p.Name)
 		}
 		names[p.Name] = true
 		size, err := bytesOf(p.DType, p.Shape)
 		if err != nil {
-			return fmt.Errorf("weights: parameter %q: %w", p.Name, err)
+			return fmt.Errorf("weights: parameter %.100q: %w", p.Name, err)
 		}
-		if l.bytes += int64(size); l.bytes > limit {
-			return fmt.Errorf("weights: the parameters have more than %d bytes (ReceiverOptions.MaxBytes)", limit)
+		if l.bytes += int64(size); l.bytes < 0 {
+			return errors.New("weights: the parameters have more than 8 EiB")
 		}
-		sizes = append(sizes, size)
+		l.sizes = append(l.sizes, size)
 	}
-	if count := l.bytes/int64(l.bucket) + int64(len(sizes)); count > 1<<24 {
-		return fmt.Errorf("weights: %d bytes in buckets of %d are too many buckets", l.bytes, l.bucket)
-	}
-	for i, size := range sizes {
+	return nil
+}
+
+// cut makes the buckets.
+func (l *layout) cut() {
+	for i, size := range l.sizes {
 		for from := 0; from < size; from += l.bucket {
 			l.buckets = append(l.buckets, bucket{i, from, min(from+l.bucket, size), min(l.params[i].DType.Size(), 8)})
 		}
 	}
-	return nil
 }
 
 // bytesOf returns the bytes of a contiguous tensor.
@@ -192,8 +175,7 @@ func (l *layout) equal(m *layout) bool {
 // memory returns zeroed memory for each parameter, aligned for its elements.
 func (l *layout) memory() [][]byte {
 	m := make([][]byte, len(l.params))
-	for i, p := range l.params {
-		size, _ := bytesOf(p.DType, p.Shape) // plan has checked it
+	for i, size := range l.sizes {
 		m[i] = alignedBytes(size)
 		largePages(m[i])
 	}

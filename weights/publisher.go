@@ -8,11 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"runtime"
 	"sync"
 	"time"
+	"weak"
 
 	"github.com/c10d-go/c10d/internal/strangers"
 	"github.com/c10d-go/c10d/internal/tcpsock"
@@ -21,13 +21,9 @@ import (
 
 // Defaults of the options.
 const (
-	DefaultBucket   = 4 << 20
-	DefaultTimeout  = 10 * time.Second
-	DefaultMaxBytes = 64 << 30
+	DefaultBucket  = 4 << 20
+	DefaultTimeout = 10 * time.Second
 )
-
-// queued is how many buckets wait for a receiver's connection before the update waits for them.
-const queued = 4
 
 // A newcomer is admitted once it has acknowledged a version, or taken proof bytes: more than the kernels' buffers hold, so
 // somebody reads. Until then it gets copies of batch bytes (at least a bucket), and nobody waits for it.
@@ -38,12 +34,12 @@ const (
 
 // PublisherOptions are options of Listen.
 type PublisherOptions struct {
-	// Bucket is the number of bytes that are sent at once, a multiple of 64 from 1 KiB to 256 MiB; 0 means
+	// Bucket is the number of bytes that are sent at once, a multiple of 64 from 64 KiB to 256 MiB; 0 means
 	// DefaultBucket.
 	Bucket int
 	// Timeout is the longest time in which a receiver takes no bucket, the longest time until it
 	// acknowledges an update, and the longest time of its joining; 0 means DefaultTimeout. A receiver
-	// that takes longer is dropped. An update waits at most this long for a receiver that stalls. It does not wait
+	// that takes longer is dropped. An update waits at most this long for receivers that stall. It does not wait
 	// for a new receiver that has not taken a version yet.
 	Timeout time.Duration
 	// Full sends all elements in every update. The publisher then compares nothing.
@@ -84,12 +80,12 @@ type Publisher struct {
 	late    chan struct{} // holds a value while a catchUp waits for the turn or has it: an update waits for one
 	turn    chan struct{} // holds a value while somebody uses the fields up to list
 	layout  *layout
-	text    []byte   // the layout's frame
-	base    [][]byte // the parameters of version
-	version uint64   // 0 if base has no version
-	last    uint64   // the greatest version so far
-	deltas  []delta  // of each bucket, kept for their memory
-	copied  *copied  // the last copy for newcomers; nil since an update began
+	text    []byte                          // the layout's frame
+	base    [][]byte                        // the parameters of version
+	version uint64                          // 0 if base has no version
+	last    uint64                          // the greatest version so far
+	deltas  []delta                         // of each bucket, kept for their memory
+	copied  map[int]weak.Pointer[[]encoded] // the copies for newcomers, by their first buckets; none since an update began
 
 	list      sync.Mutex // the fields below
 	receivers map[*peer]struct{}
@@ -101,13 +97,6 @@ type Publisher struct {
 
 type delta struct{ payload, values []byte }
 
-// copied has the frames of a version's buckets from a first one on, in memory of their own. Newcomers share it.
-type copied struct {
-	version uint64
-	from    int
-	frames  []encoded
-}
-
 // peer is a receiver, as the publisher sees it.
 type peer struct {
 	name string
@@ -116,7 +105,8 @@ type peer struct {
 	acks chan uint64   // versions that it uses
 	gone chan struct{} // closed when it is dropped
 
-	admitted bool // updates wait for it; under Publisher.list
+	admitted bool       // updates wait for it; under Publisher.list
+	sending  sync.Mutex // one update at a time. Who wants the turn as well takes that first
 
 	// Whoever has the turn uses these.
 	layout *layout // that it was told
@@ -141,7 +131,7 @@ func Listen(ctx context.Context, address string, o PublisherOptions) (*Publisher
 	}
 	p := &Publisher{
 		options: o, listener: l, waiting: strangers.New(strangers.Limit(0)), late: make(chan struct{}, 1), turn: make(chan struct{}, 1),
-		receivers: make(map[*peer]struct{}), refused: make(map[string]struct{}), came: make(chan struct{}),
+		receivers: make(map[*peer]struct{}), refused: make(map[string]struct{}), came: make(chan struct{}), copied: make(map[int]weak.Pointer[[]encoded]),
 	}
 	p.tasks.Go(p.accept)
 	return p, nil
@@ -172,8 +162,9 @@ func (p *Publisher) accept() {
 // join reads the name of a new receiver, sends it the current version, and reads its answers.
 func (p *Publisher) join(raw net.Conn) {
 	r := &peer{raw: raw, conn: raw, acks: make(chan uint64, 8), gone: make(chan struct{})}
+	handshake := strangers.InHandshake(raw)
 	if p.options.TLS != nil {
-		r.conn = tls.Server(raw, p.options.TLS)
+		r.conn = tls.Server(handshake, p.options.TLS)
 	}
 	var scratch [headerSize]byte
 	h, err := readHeader(r.conn, &scratch)
@@ -185,7 +176,8 @@ func (p *Publisher) join(raw net.Conn) {
 		p.waiting.Refuse(raw)
 		return
 	}
-	r.name = string(name)
+	handshake.Proved()
+	r.name = printable(string(name))
 	raw.SetDeadline(time.Time{})
 	if t, is := raw.(*net.TCPConn); is && tcpsock.IsLocal(t) {
 		tcpsock.SetCongestion(t, congestion) // every kernel has it; without it an update takes longer
@@ -264,65 +256,46 @@ func (p *Publisher) leaveTurn() {
 	<-p.late
 }
 
-// catchUp sends the current version to a receiver that came late, and leaves the turn to others
-// between buckets. An update that comes in between begins the receiver anew. To a newcomer it sends
-// without the turn.
+// catchUp sends the current version to a receiver that came late. It has the turn only to copy the next buckets. An update
+// that comes in between begins the receiver anew: it serves the receiver itself if that is admitted.
 func (p *Publisher) catchUp(r *peer) {
 	var v uint64
 	var digest uint32
-	var taken int
-	admitted := false
+	taken, admitted := 0, false
 	for i := 0; p.takeTurn(r); {
-		if !admitted && p.version == 0 { // the next update is its first
-			p.admit(r)
-			p.leaveTurn()
-			return
-		}
-		if i == 0 || !admitted && p.version != v {
-			i, v, digest = 0, p.version, 0
-		}
-		if v == 0 || p.version != v || r.has == v {
+		if p.version == 0 || p.version == r.has {
+			if !admitted { // the next update is its first
+				p.admit(r)
+			}
 			p.leaveTurn()
 			return
 		}
 		var begin []byte
-		if i == 0 {
+		if i == 0 || p.version != v {
+			i, v, digest = 0, p.version, 0
 			begin = append(p.introduce(r), startFrame(v, 0)...)
 		}
-		some := []encoded(nil)
-		if !admitted {
-			some = p.copies(i)
-		} else if i < len(p.layout.buckets) {
-			some = []encoded{p.full(i)}
-		}
-		i += len(some)
+		some := p.copies(i)
+		i += len(*some)
 		last := i == len(p.layout.buckets)
 		if last {
-			r.has = v // nobody else asks before it is admitted
+			r.has = v
 		}
-		if !admitted {
-			p.leaveTurn()
-		}
-		var err error
-		if len(begin) > 0 {
-			err = p.write(r, begin)
-		}
-		for _, e := range some {
+		r.sending.Lock() // nobody has it without the turn
+		p.leaveTurn()
+		err := p.write(r, begin)
+		for _, e := range *some {
 			if err == nil {
 				err = p.send(r, e)
 			}
 			digest = chain(digest, e.crc)
 			taken += int(e.length)
 		}
+		runtime.KeepAlive(some) // for others that need it meanwhile
 		if err == nil && last {
-			err = p.write(r, finishFrame(v, digest))
+			err = p.finish(context.Background(), r, v, digest)
 		}
-		switch {
-		case admitted:
-			p.leaveTurn()
-		case err == nil && last:
-			err = p.awaitAck(context.Background(), r, v)
-		}
+		r.sending.Unlock()
 		if err != nil {
 			p.drop(r, err)
 			return
@@ -331,28 +304,26 @@ func (p *Publisher) catchUp(r *peer) {
 			p.admit(r)
 			admitted = true
 		}
-		if last { // there may be a newer version
-			i = 0
-		}
 	}
 }
 
-// copies returns the frames of buckets from i on, up to batch bytes, in memory that updates do not change.
-func (p *Publisher) copies(i int) []encoded {
-	if c := p.copied; c != nil && c.version == p.version && c.from == i {
-		return c.frames
+// copies returns the frames of buckets from i on, up to batch bytes, in memory that updates do not change. Newcomers that
+// are at the same bucket share it.
+func (p *Publisher) copies(i int) *[]encoded {
+	if c := p.copied[i].Value(); c != nil {
+		return c
 	}
-	c := &copied{version: p.version, from: i}
+	c := new([]encoded)
+	p.copied[i] = weak.Make(c)
 	for size := 0; i < len(p.layout.buckets); i++ {
 		e := p.full(i)
-		if size += int(e.length); size > batch && len(c.frames) > 0 {
+		if size += int(e.length); size > batch && len(*c) > 0 {
 			break
 		}
 		e.payload = bytes.Clone(e.payload)
-		c.frames = append(c.frames, e)
+		*c = append(*c, e)
 	}
-	p.copied = c
-	return c.frames
+	return c
 }
 
 // introduce returns the layout's frame if r does not know the layout.
@@ -370,18 +341,15 @@ type encoded struct {
 	payload []byte
 }
 
-func (p *Publisher) send(r *peer, e encoded) error {
-	var head [headerSize]byte
-	v := net.Buffers{e.header.append(head[:0]), e.payload}
+// write sends parts, together within the timeout.
+func (p *Publisher) write(r *peer, parts ...[]byte) error {
 	r.raw.SetWriteDeadline(time.Now().Add(p.options.Timeout))
-	_, err := v.WriteTo(r.conn)
+	_, err := (*net.Buffers)(&parts).WriteTo(r.conn)
 	return err
 }
 
-func (p *Publisher) write(r *peer, b []byte) error {
-	r.raw.SetWriteDeadline(time.Now().Add(p.options.Timeout))
-	_, err := r.conn.Write(b)
-	return err
+func (p *Publisher) send(r *peer, e encoded) error {
+	return p.write(r, e.header.append(nil), e.payload)
 }
 
 // full is the frame with all bytes of bucket i of the base.
@@ -420,32 +388,12 @@ func (p *Publisher) encode(i int, now []byte, relative, others bool) (both frame
 	return both
 }
 
-// encodeAll returns a channel for each bucket, in order, from which its frames come. It ends early if ctx ends. The
-// caller takes all. Goroutines encode a few buckets ahead.
-func (p *Publisher) encodeAll(ctx context.Context, memory [][]byte, relative, others bool) <-chan chan frames {
-	ahead := make(chan chan frames, min(4, runtime.GOMAXPROCS(0))-1)
-	go func() {
-		defer close(ahead)
-		for i, b := range p.layout.buckets {
-			if ctx.Err() != nil {
-				return
-			}
-			c := make(chan frames, 1)
-			ahead <- c
-			go func() { c <- p.encode(i, memory[b.param][b.from:b.to], relative, others) }()
-		}
-	}()
-	return ahead
-}
-
 // feed is the update of one receiver.
 type feed struct {
 	*peer
 	relative bool
 	begin    []byte
-	queue    chan encoded
-	digest   uint32 // of all buckets, known when the queue is closed
-	used     bool   // the receiver has acknowledged
+	used     bool // the receiver has acknowledged
 }
 
 // Publish sends a version to all receivers and waits until they use it. Versions increase. The
@@ -482,17 +430,29 @@ func (p *Publisher) Publish(ctx context.Context, version uint64, params []Named)
 		p.layout, p.text, p.base, p.deltas = l, frame(kindInit, text), l.memory(), make([]delta, len(l.buckets))
 		p.version = 0
 	}
-	p.copied = nil
+	clear(p.copied)
 	base := p.version
 	relative := base != 0 && !p.options.Full
 	p.last, p.version = version, 0
 
-	// A goroutine for each receiver sends what this one encodes.
 	feeds, others, isClosed := p.feeds(base, relative)
 	if isClosed {
 		return fail(net.ErrClosed)
 	}
+	// Who is the first to need a bucket encodes it, and goroutines encode the next ones. So each feed goes on at its own pace,
+	// and receivers that read nothing all stall at the same time, however much their kernels' buffers hold.
+	encoded := make([]func() frames, len(l.buckets))
+	for i, b := range l.buckets {
+		encoded[i] = sync.OnceValue(func() frames { return p.encode(i, memory[b.param][b.from:b.to], relative, others) })
+	}
 	var sending sync.WaitGroup
+	ahead := min(4, runtime.GOMAXPROCS(0))
+	encode := func(i int) frames {
+		for _, next := range encoded[i+1 : min(i+ahead, len(encoded))] {
+			sending.Go(func() { next() })
+		}
+		return encoded[i]()
+	}
 	stop := context.AfterFunc(ctx, func() {
 		for _, f := range feeds {
 			f.raw.Close()
@@ -500,37 +460,19 @@ func (p *Publisher) Publish(ctx context.Context, version uint64, params []Named)
 	})
 	for _, f := range feeds {
 		sending.Go(func() {
-			err := p.feed(ctx, f, version, base)
-			for range f.queue { // after an error
-			}
-			if err != nil {
+			err := p.feed(ctx, f, encode, version, base)
+			if f.used = err == nil; !f.used {
 				p.drop(f.peer, err)
 			}
 		})
 	}
-	var digest, digestOthers uint32
-	report.Full, report.Delta = l.bytes, 2*headerSize+16+12
-	for c := range p.encodeAll(ctx, memory, relative, others) {
-		both := <-c
-		most, other := both.most, both.others
-		digest, digestOthers = chain(digest, most.crc), chain(digestOthers, other.crc)
-		report.Delta += headerSize + int64(most.length)
-		for _, f := range feeds {
-			if f.relative || !relative {
-				f.queue <- most
-			} else {
-				f.queue <- other
-			}
-		}
-	}
-	for _, f := range feeds {
-		if f.digest = digestOthers; f.relative {
-			f.digest = digest
-		}
-		close(f.queue)
-	}
 	sending.Wait()
 	stop()
+	report.Full, report.Delta = l.bytes, 2*headerSize+16+12
+	for i := 0; i < len(encoded) && ctx.Err() == nil; i++ { // also what no feed has needed
+		report.Delta += headerSize + int64(encode(i).most.length)
+	}
+	sending.Wait()
 	if ctx.Err() != nil { // maybe before the function of stop has begun
 		for _, f := range feeds {
 			p.drop(f.peer, context.Cause(ctx))
@@ -562,7 +504,11 @@ func layoutOf(params []Named, bucket int) (*layout, [][]byte, error) {
 		l.params = append(l.params, Param{n.Name, t.DType(), t.Shape()})
 		memory = append(memory, t.Bytes())
 	}
-	return l, memory, l.plan(math.MaxInt64)
+	err := l.check()
+	if err == nil {
+		l.cut()
+	}
+	return l, memory, err
 }
 
 // feeds returns a feed for each receiver that has been admitted. It reports whether some get all elements in an update that is
@@ -575,8 +521,7 @@ func (p *Publisher) feeds(base uint64, relative bool) (all []*feed, others, clos
 		if !r.admitted {
 			continue
 		}
-		f := &feed{peer: r, relative: relative && r.has == base && r.layout == p.layout, queue: make(chan encoded, queued)}
-		f.begin = p.introduce(r)
+		f := &feed{peer: r, relative: relative && r.has == base && r.layout == p.layout, begin: p.introduce(r)}
 		r.has = p.last
 		others = others || relative && !f.relative
 		all = append(all, f)
@@ -585,33 +530,40 @@ func (p *Publisher) feeds(base uint64, relative bool) (all []*feed, others, clos
 }
 
 // feed sends an update to a receiver and waits until it uses the version.
-func (p *Publisher) feed(ctx context.Context, f *feed, version, base uint64) error {
+func (p *Publisher) feed(ctx context.Context, f *feed, encode func(int) frames, version, base uint64) error {
+	f.sending.Lock() // catchUp may have begun to send buckets: at most for the timeout if it reads nothing
+	defer f.sending.Unlock()
 	if !f.relative {
 		base = 0
 	}
 	if err := p.write(f.peer, append(f.begin, startFrame(version, base)...)); err != nil {
 		return err
 	}
-	for e := range f.queue {
+	var digest uint32
+	for i := range p.layout.buckets {
+		both := encode(i)
+		e := both.others
+		if base != 0 {
+			e = both.most
+		}
 		if err := p.send(f.peer, e); err != nil {
 			return err
 		}
+		digest = chain(digest, e.crc)
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if err := p.write(f.peer, finishFrame(version, f.digest)); err != nil {
-		return err
-	}
-	err := p.awaitAck(ctx, f.peer, version)
-	f.used = err == nil
-	return err
+	return p.finish(ctx, f.peer, version, digest)
 }
 
-// awaitAck waits until a receiver uses a version.
-func (p *Publisher) awaitAck(ctx context.Context, r *peer, version uint64) error {
+// finish ends an update and waits until the receiver uses the version, for the timeout in all.
+func (p *Publisher) finish(ctx context.Context, r *peer, version uint64, digest uint32) error {
 	timer := time.NewTimer(p.options.Timeout)
 	defer timer.Stop()
+	if err := p.write(r, finishFrame(version, digest)); err != nil {
+		return err
+	}
 	for {
 		select {
 		case v := <-r.acks:
@@ -642,7 +594,7 @@ func (p *Publisher) drop(r *peer, err error) {
 	if errors.As(err, &timeout) && timeout.Timeout() {
 		err = fmt.Errorf("it took no data for %v: %w", p.options.Timeout, err)
 	}
-	p.dropped = append(p.dropped, Dropped{r.name, fmt.Errorf("weights: receiver %q at %s was dropped: %w", r.name, r.raw.RemoteAddr(), err)})
+	p.dropped = append(p.dropped, Dropped{r.name, shown{fmt.Errorf("weights: receiver %q at %s was dropped: %w", r.name, r.raw.RemoteAddr(), err)}})
 	p.dropped = p.dropped[max(0, len(p.dropped)-1000):]
 	if errors.Is(err, errRefused) && !r.admitted && len(p.refused) < 1000 {
 		host, _, _ := net.SplitHostPort(r.raw.RemoteAddr().String())

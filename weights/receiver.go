@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"runtime"
 	"slices"
@@ -31,7 +32,8 @@ type ReceiverOptions struct {
 	// Retry is the longest pause before the receiver connects again; 0 means 5 s. Pauses begin
 	// with 50 ms and double.
 	Retry time.Duration
-	// MaxBytes bounds the bytes of a version; 0 means DefaultMaxBytes. A receiver needs up to twice as many.
+	// MaxBytes bounds the bytes of a version; 0 means no bound. In any case the host must have memory for two versions and
+	// their deltas, which are an eighth of one.
 	MaxBytes int64
 	// Accept, if not nil, looks at the parameters when a publisher connects, and when their names, dtypes or shapes change. An
 	// error refuses the publisher, which is told why; the version in use stays. Accept must not change the parameters.
@@ -66,7 +68,7 @@ type Receiver struct {
 // Status is the state of a receiver.
 type Status struct {
 	Connected bool
-	Version   uint64 // in use; 0 before the first
+	Version   uint64 // in use; 0 before the first. It is less than before when the trainer began again, or another one took its place
 	Updates   int64  // versions that were taken into use
 	Bytes     int64  // read from publishers
 	Err       error  // why the last connection ended, nil once a later one has brought a version
@@ -76,8 +78,8 @@ type Status struct {
 type copyOf struct {
 	version uint64
 	layout  *layout
-	memory  [][]byte
-	tensors map[string]*tensor.Tensor
+	memory  [][]byte                  // of each parameter, less than all until its last bucket comes
+	tensors map[string]*tensor.Tensor // nil before the first version
 
 	readers int           // Receiver.mu
 	idle    chan struct{} // if not nil, closed when the last reader is gone
@@ -129,7 +131,7 @@ func Dial(address string, o ReceiverOptions) (*Receiver, error) {
 		o.Retry = 5 * time.Second
 	}
 	if o.MaxBytes == 0 {
-		o.MaxBytes = DefaultMaxBytes
+		o.MaxBytes = math.MaxInt64
 	}
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -160,7 +162,7 @@ func (r *Receiver) Acquire() (Version, bool) {
 	return Version{r, r.active}, true
 }
 
-// Await waits until a version of this number or a later one is in use.
+// Await waits until a version of this number or a greater one is in use.
 func (r *Receiver) Await(ctx context.Context, version uint64) error {
 	for {
 		r.mu.Lock()
@@ -200,7 +202,7 @@ func (r *Receiver) run(ctx context.Context) {
 		before := r.Status().Updates
 		err := r.connect(ctx)
 		r.mu.Lock()
-		r.status.Connected, r.status.Err = false, err
+		r.status.Connected, r.status.Err = false, shown{err}
 		if r.status.Updates != before {
 			pause = first
 		}
@@ -257,7 +259,7 @@ func (r *Receiver) connect(ctx context.Context) error {
 			err = fmt.Errorf("weights: publisher %s: %w", r.address, err)
 			if s.received { // tell it why; a peer that is gone does not mind
 				r.mu.Lock()
-				r.status.Err = err
+				r.status.Err = shown{err}
 				r.mu.Unlock()
 				raw.SetWriteDeadline(time.Now().Add(time.Second))
 				text := err.Error()
@@ -287,7 +289,8 @@ type session struct {
 	received bool // the last error is about what came, not about the connection
 
 	layout        *layout
-	has           uint64 // the version that came on this connection
+	has           uint64 // the version that came on this connection, of this layout
+	last          uint64 // the version that came on this connection
 	updating      bool
 	version, base uint64
 	bucket        int // the next
@@ -325,13 +328,17 @@ func (s *session) next(ctx context.Context) (ack uint64, err error) {
 			return 0, err
 		}
 		s.updating, s.has, s.layout = false, 0, nil
-		l, err := parseLayout(text, s.r.options.MaxBytes)
+		l, err := parseLayout(text)
+		if err == nil {
+			err = s.r.room(l)
+		}
 		if err == nil && s.r.options.Accept != nil {
 			err = s.r.options.Accept(l.params)
 		}
 		if err != nil {
 			return 0, err
 		}
+		l.cut()
 		s.layout = l
 		return 0, nil
 	case kindStart:
@@ -345,6 +352,9 @@ func (s *session) next(ctx context.Context) (ack uint64, err error) {
 		s.version, s.base = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
 		if s.version == 0 || s.base != 0 && s.base != s.has {
 			return 0, fmt.Errorf("%w: version %d is relative to %d, this receiver has %d", errWire, s.version, s.base, s.has)
+		}
+		if s.version <= s.last {
+			return 0, fmt.Errorf("%w: version %d comes after %d", errWire, s.version, s.last)
 		}
 		s.updating, s.bucket, s.digest = true, 0, 0
 		return 0, s.r.prepare(ctx, s.layout, s.base != 0)
@@ -373,9 +383,8 @@ func (s *session) next(ctx context.Context) (ack uint64, err error) {
 		if err := s.r.worked(); err != nil {
 			return 0, err
 		}
-		s.updating, s.has = false, s.version
-		s.r.swap(s.version)
-		return s.version, nil
+		s.updating, s.has, s.last = false, s.version, s.version
+		return s.version, s.r.swap(s.version)
 	}
 	return 0, fmt.Errorf("%w: a frame of kind %d", errWire, h.kind)
 }
@@ -417,13 +426,14 @@ func (r *Receiver) prepare(ctx context.Context, l *layout, deltas bool) error {
 	r.mu.Lock()
 	r.standby = nil // so that this memory can go before the new comes
 	r.mu.Unlock()
-	c := &copyOf{layout: l, memory: l.memory(), tensors: make(map[string]*tensor.Tensor, len(l.params))}
-	for i, p := range l.params {
-		t, err := tensor.FromBytes(p.DType, c.memory[i], p.Shape...)
-		if err != nil {
-			return fmt.Errorf("weights: parameter %q: %w", p.Name, err)
-		}
-		c.tensors[p.Name] = t
+	c := &copyOf{layout: l}
+	if err := r.room(l); err != nil {
+		return err
+	}
+	if r.active != nil && r.active.layout.equal(l) { // so many bytes have come
+		c.memory = l.memory()
+	} else {
+		c.memory = make([][]byte, len(l.params))
 	}
 	r.behind = make([]behind, len(l.buckets))
 	for i := range r.behind {
@@ -437,7 +447,7 @@ func (r *Receiver) prepare(ctx context.Context, l *layout, deltas bool) error {
 
 // fill reads bucket number i into the standby. The payload is checked later, see work.
 func (r *Receiver) fill(in *bufio.Reader, h header, b bucket, i int) error {
-	to := r.standby.memory[b.param][b.from:b.to]
+	to := r.standby.part(b)
 	isBool := r.standby.layout.params[b.param].DType == tensor.Bool
 	at := &r.behind[i]
 	r.touched = i + 1
@@ -556,14 +566,26 @@ func checkBools(isBool bool, b []byte) error {
 }
 
 // swap makes the standby the active copy.
-func (r *Receiver) swap(version uint64) {
+func (r *Receiver) swap(version uint64) error {
+	c := r.standby
+	if c.tensors == nil {
+		c.tensors = make(map[string]*tensor.Tensor, len(c.memory))
+		for i, p := range c.layout.params {
+			t, err := tensor.FromBytes(p.DType, c.memory[i], p.Shape...)
+			if err != nil {
+				return fmt.Errorf("weights: parameter %.100q: %w", p.Name, err)
+			}
+			c.tensors[p.Name] = t
+		}
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.standby.version = version
-	r.active, r.standby = r.standby, r.active
+	c.version = version
+	r.active, r.standby = c, r.active
 	r.touched = 0
 	r.status.Version, r.status.Err = version, nil
 	r.status.Updates++
 	close(r.changed)
 	r.changed = make(chan struct{})
+	return nil
 }

@@ -7,7 +7,9 @@ import (
 	"hash/crc32"
 	"io"
 	"runtime"
+	"strings"
 	"sync"
+	"unicode"
 
 	"github.com/c10d-go/c10d/internal/reduce"
 	"github.com/c10d-go/c10d/tensor"
@@ -53,6 +55,22 @@ func (h header) append(b []byte) []byte {
 		b = binary.LittleEndian.AppendUint32(b, v)
 	}
 	return b
+}
+
+// shown is an error with texts from the network, safe for a terminal and one line of a log.
+type shown struct{ error }
+
+func (s shown) Error() string { return printable(s.error.Error()) }
+func (s shown) Unwrap() error { return s.error }
+
+// printable replaces what a terminal would obey, and ends texts of more than 4 KiB.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, s[:min(len(s), 4<<10)])
 }
 
 var errWire = errors.New("weights: the other side does not speak this protocol")

@@ -393,8 +393,8 @@ class Publisher:
 
     def __init__(self, host="127.0.0.1", port=0, bucket=4 << 20, timeout=10.0, full=False, ssl_context=None,
                  threads=None, compiler=os.environ.get("CC", "cc"), fp8=False):
-        if not 1024 <= bucket <= 1 << 28 or bucket % 64:
-            raise ValueError("bucket is a multiple of 64 from 1 KiB to 256 MiB")
+        if not 1 << 16 <= bucket <= 1 << 28 or bucket % 64:
+            raise ValueError("bucket is a multiple of 64 from 64 KiB to 256 MiB")
         self.bucket, self.timeout, self.full, self.ssl = bucket, timeout, full, ssl_context
         self.threads, self.fp8 = threads or min(8, _cpus()), fp8
         self._native = _compile(compiler) if compiler else None

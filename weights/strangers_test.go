@@ -1,0 +1,212 @@
+package weights
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// TestAvailable: the memory that a process may take is what the system, its cgroups and its own limits leave.
+func TestAvailable(t *testing.T) {
+	files := func(pairs ...string) fstest.MapFS {
+		all := fstest.MapFS{"proc/meminfo": {Data: []byte("MemTotal: 90 kB\nMemAvailable:   64 kB\n")}}
+		for i := 0; i < len(pairs); i += 2 {
+			all[pairs[i]] = &fstest.MapFile{Data: []byte(pairs[i+1])}
+		}
+		return all
+	}
+	for name, c := range map[string]struct {
+		host fstest.MapFS
+		want int64
+	}{
+		"no Linux": {fstest.MapFS{}, 1<<63 - 1},
+		"system":   {files(), 64 << 10},
+		"cgroup":   {files("proc/self/cgroup", "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max", "max\n", "sys/fs/cgroup/a/memory.max", "5000\n", "sys/fs/cgroup/a/memory.current", "3000\n", "sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 400\n"), 2400},
+		"cgroup 1 of a container": {files("proc/self/cgroup", "3:cpu:/x\n2:memory:/docker/1\n", "sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n", "sys/fs/cgroup/memory/memory.usage_in_bytes", "6000\n",
+			"sys/fs/cgroup/memory/memory.stat", "inactive_file 9000\ntotal_inactive_file 10\n"), 0},
+		"ulimit -v":  {files("proc/self/limits", "Max address space         20480                unlimited            bytes\n", "proc/self/status", "VmSize:\t    12 kB\n"), 8 << 10},
+		"no ulimits": {files("proc/self/limits", "Max address space         unlimited            unlimited            bytes\n", "proc/self/status", "VmSize:\t    12 kB\n"), 64 << 10},
+	} {
+		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, available(c.host)) })
+	}
+}
+
+// TestLargeLayouts: a layout takes no memory. One for whose versions the host has none is refused, and so are small buckets.
+func TestLargeLayouts(t *testing.T) {
+	layoutOf := func(bucket, size int) []byte {
+		l := &layout{bucket: bucket, params: []Param{{"w", tensor.Uint8, []int{size}}}}
+		return frame(kindInit, l.encode())
+	}
+	for name, c := range map[string]struct {
+		init []byte
+		want string
+	}{
+		"memory":        {layoutOf(DefaultBucket, 1<<50), "two versions of 1125899906842624 bytes and their deltas need 2392537302040576 more bytes of memory, and this host has"},
+		"small buckets": {layoutOf(1<<10, 15<<30), "buckets of 1024 bytes, want a multiple of 64 from 65536"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake(t)
+			dial(t, f.Addr().String(), ReceiverOptions{Retry: time.Hour})
+			f.accept()
+			f.send(c.init)
+			require.Contains(t, f.read(kindRefuse), c.want)
+		})
+	}
+	t.Run("as the bytes come", func(t *testing.T) {
+		was := host
+		host = fstest.MapFS{} // has any memory
+		t.Cleanup(func() { host = was })
+		f := newFake(t)
+		r := dial(t, f.Addr().String(), ReceiverOptions{Retry: time.Hour})
+		f.accept()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		f.send(layoutOf(DefaultBucket, 60<<30), startFrame(1, 0), header{kind: kindFull, length: DefaultBucket}.append(nil), make([]byte, DefaultBucket-1))
+		require.Eventually(t, func() bool { return r.Status().Bytes > 2*headerSize }, patience, time.Millisecond)
+		runtime.ReadMemStats(&after)
+		require.Less(t, int64(after.Sys-before.Sys), int64(128<<20))
+	})
+}
+
+// TestGrowingParameter: a parameter's memory grows while it comes, and what has come stays.
+func TestGrowingParameter(t *testing.T) {
+	p := listen(t, PublisherOptions{})
+	r := dial(t, p.Addr(), ReceiverOptions{})
+	require.NoError(t, p.Await(within(t), 1))
+	x, err := tensor.New(tensor.Int32, 24<<20)
+	require.NoError(t, err)
+	data, err := tensor.Data[int32](x)
+	require.NoError(t, err)
+	for i := range data {
+		data[i] = int32(i)
+	}
+	params := []Named{{"x", x}}
+	for version := uint64(1); version < 4; version++ {
+		data[1<<20]++
+		_, err = p.Publish(within(t), version, params)
+		require.NoError(t, err)
+		requireVersion(t, r, version, params)
+	}
+}
+
+// TestEscapes: texts from the network show only printable characters.
+func TestEscapes(t *testing.T) {
+	const bad = "\x1b]0;owned\a\n\xff\u202e"
+	plain := func(s string) {
+		t.Helper()
+		require.Contains(t, s, "?]0;owned??")
+		require.NotRegexp(t, "[^ -~\ufffd]", s)
+	}
+	p := listen(t, PublisherOptions{})
+	c, err := net.Dial("tcp", p.Addr())
+	require.NoError(t, err)
+	defer c.Close()
+	_, err = c.Write(header{kind: kindHello, count: protocol}.withPayload([]byte(bad)))
+	require.NoError(t, err)
+	require.NoError(t, p.Await(within(t), 1))
+	_, err = c.Write(frame(kindRefuse, []byte(bad)))
+	require.NoError(t, err)
+	params := model(t, 1)
+	params[0].Name = bad
+	for version := uint64(1); ; version++ {
+		report, err := p.Publish(within(t), version, params)
+		require.NoError(t, err)
+		if len(report.Dropped) > 0 {
+			plain(report.Dropped[0].Name)
+			plain(report.Dropped[0].Err.Error())
+			require.ErrorIs(t, report.Dropped[0].Err, errRefused)
+			break
+		}
+	}
+	why := errors.New("enough")
+	r := dial(t, p.Addr(), ReceiverOptions{Accept: func(params []Param) error { return fmt.Errorf("%w of %s", why, params[0].Name) }})
+	require.Eventually(t, func() bool { return errors.Is(r.Status().Err, why) }, patience, time.Millisecond)
+	plain(r.Status().Err.Error())
+}
+
+// stalling connects receivers that read so many bytes and then nothing more.
+func stalling(t *testing.T, p *Publisher, bytes ...int64) {
+	for _, n := range bytes {
+		c, err := net.Dial("tcp", p.Addr())
+		require.NoError(t, err)
+		t.Cleanup(func() { c.Close() })
+		_, err = c.Write(header{kind: kindHello, count: protocol}.withPayload([]byte("stalling")))
+		require.NoError(t, err)
+		go io.CopyN(io.Discard, c, n)
+	}
+}
+
+// TestStallsDoNotAddUp: an update waits for the timeout once, however many receivers stall, and wherever.
+func TestStallsDoNotAddUp(t *testing.T) {
+	const timeout = 10 * time.Second
+	publish := func(t *testing.T, p *Publisher, version uint64, params []Named, dropped int) {
+		begun := time.Now()
+		report, err := p.Publish(t.Context(), version, params)
+		require.NoError(t, err)
+		require.Less(t, time.Since(begun), timeout+timeout/2)
+		require.Len(t, report.Dropped, dropped)
+		require.Equal(t, 1, report.Receivers)
+	}
+	x, err := tensor.New(tensor.Uint8, 128<<20)
+	require.NoError(t, err)
+	params := []Named{{"x", x}}
+	t.Run("in an update", func(t *testing.T) {
+		p := listen(t, PublisherOptions{Timeout: timeout})
+		r := dial(t, p.Addr(), ReceiverOptions{})
+		stalling(t, p, 0, 20<<20, 60<<20, 100<<20)
+		require.NoError(t, p.Await(within(t), 5))
+		publish(t, p, 1, params, 4)
+		requireVersion(t, r, 1, params)
+	})
+	t.Run("late", func(t *testing.T) {
+		p := listen(t, PublisherOptions{Timeout: timeout})
+		r := dial(t, p.Addr(), ReceiverOptions{})
+		require.NoError(t, p.Await(within(t), 1))
+		publish(t, p, 1, params, 0)
+		stalling(t, p, 80<<20, 80<<20, 80<<20)
+		require.NoError(t, p.Await(within(t), 4))
+		time.Sleep(time.Second) // they stall before the update begins
+		publish(t, p, 2, params, 3)
+		requireVersion(t, r, 2, params)
+	})
+}
+
+// TestALowerVersion: a trainer that begins again may publish smaller numbers than before, and then these count. On one
+// connection numbers increase.
+func TestALowerVersion(t *testing.T) {
+	p := listen(t, PublisherOptions{})
+	r := dial(t, p.Addr(), ReceiverOptions{})
+	params := model(t, 1)
+	require.NoError(t, p.Await(within(t), 1))
+	_, err := p.Publish(within(t), 5, params)
+	require.NoError(t, err)
+	require.NoError(t, r.Await(within(t), 4))
+	require.NoError(t, p.Close())
+	p, err = Listen(within(t), p.Addr(), PublisherOptions{})
+	require.NoError(t, err)
+	defer p.Close()
+	require.NoError(t, p.Await(within(t), 1))
+	_, err = p.Publish(within(t), 3, params)
+	require.NoError(t, err)
+	requireVersion(t, r, 3, params)
+	require.EqualValues(t, 3, r.Status().Version)
+	require.ErrorContains(t, r.Await(canceled(), 4), "version 4 has not come from "+p.Addr()+", the receiver has 3")
+
+	f := newFake(t)
+	dial(t, f.Addr().String(), ReceiverOptions{Retry: time.Hour})
+	f.accept()
+	l := &layout{bucket: minBucket, params: []Param{{"w", tensor.Uint8, []int{3}}}}
+	f.send(frame(kindInit, l.encode()), startFrame(5, 0), bucketFrame(kindFull, 0, 0, []byte("abc")), finishFrame(5, digestOf([]byte("abc"))))
+	f.read(kindAck)
+	f.send(frame(kindInit, l.encode()), startFrame(3, 0))
+	require.Contains(t, f.read(kindRefuse), "version 3 comes after 5")
+}

@@ -54,7 +54,7 @@ type AllReduceRunner interface {
 // The backends' own works are not registered. Their priorities are:
 //
 //	gloo  dense tensors, and sparse ones  0
-//	cuda  through the host                0
+//	cuda  through the host, and sparse    0
 //	cuda  through several clusters        100
 //	cuda  one kernel of each rank         200
 //

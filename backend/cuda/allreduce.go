@@ -44,11 +44,16 @@ type ownWork struct {
 	priority int // see backend.AllReduceWork
 }
 
+var sparseWorks = []ownWork{{SparseWork, 0}}
+
 var ownWorks = []ownWork{{DirectWork, directPriority}, {ClustersWork, clustersPriority}, {HostWork, 0}}
 
 func worksFor(l tensor.Layout) (w works) {
-	if l == tensor.Strided {
+	switch l {
+	case tensor.Strided:
 		w.own = ownWorks
+	case tensor.SparseCOO:
+		w.own = sparseWorks
 	}
 	w.registered = backend.AllReduceWorks(tensor.CUDA, l)
 	return w
@@ -66,7 +71,7 @@ func (w *works) next() (name string, r *backend.AllReduceWork) {
 	return name, r
 }
 
-// AllReduceWorks returns the names that Options.AllReduce may have, the backend's own works and
+// AllReduceWorks returns the names that Options.AllReduce may have, the backend's own works for dense tensors and
 // registered ones, those of the highest priority first.
 func AllReduceWorks() (names []string) {
 	w := worksFor(tensor.Strided)
@@ -92,6 +97,9 @@ type allReduce struct {
 // findWork returns the work that does the all-reduce. It allocates nothing if no work is registered.
 func (a *allReduce) findWork() (name string, r *backend.AllReduceWork, err error) {
 	wanted, t := a.b.options.AllReduce, a.ts[0]
+	if t.Layout() != tensor.Strided {
+		wanted = "" // the option names a work for dense tensors
+	}
 	w := worksFor(t.Layout())
 	for name, r = w.next(); name != ""; name, r = w.next() {
 		if wanted != "" && name != wanted {
@@ -137,6 +145,8 @@ func (a *allReduce) allows(name string, r *backend.AllReduceWork) error {
 		return a.allowsKernels()
 	case name == ClustersWork:
 		return a.allowsClusters()
+	case name == SparseWork:
+		return a.allowsSparse()
 	}
 	if a.way == nil || a.way.Kernels() {
 		a.way = a.b.far().Of(plan.OpAllReduce, a.ts[0].ByteLen())

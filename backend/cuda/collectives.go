@@ -85,6 +85,9 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 	if err != nil {
 		return nil, b.refused(ctx, op, err)
 	}
+	if registered == nil && name == SparseWork {
+		return b.allReduceSparse(ctx, ts, o, print)
+	}
 	if someOnCPU(ts) {
 		if err := a.checked(); err != nil {
 			return nil, err

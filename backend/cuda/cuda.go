@@ -91,11 +91,11 @@ type Options struct {
 	Pinned int
 
 	// Scratch is how many bytes of memory of each device the group keeps in the same way; 0
-	// means 256 MiB. Tensors that are not contiguous need such memory, and those on another
-	// device than that of direct work.
+	// means 256 MiB. Tensors that are not contiguous need such memory, those on another
+	// device than that of direct work, and the outcomes of sparse all-reduces.
 	Scratch int
 
-	// AllReduce is the name of the work that does every all-reduce, for tests: one of
+	// AllReduce is the name of the work that does every all-reduce of dense tensors, for tests: one of
 	// AllReduceWorks. Empty lets the backend choose. All ranks need the same.
 	AllReduce string
 

@@ -36,7 +36,7 @@
 //
 // # The way through the host
 //
-// Every collective can go through the host: from the devices to page-locked memory, through the same
+// Every collective of dense tensors can go through the host: from the devices to page-locked memory, through the same
 // collective of a CPU backend, and back. The CPU backend is gloo, which makes a group of its own from
 // the same store. The call enqueues all copies, with waits for words between them. The host writes
 // these words. No stream and no caller waits for the host in any other way. Larger tensors go in
@@ -73,8 +73,8 @@
 //
 // The streams of collectives wait for other ranks. A group has two a device, one more with direct work,
 // and one for each lane that it has used (see Messages). Sends and receives through the host share two
-// more, however many are under way. These wait for nobody: a message gets its copies there when the tensor
-// is ready, or the bytes have come. A stream that Synchronize orders after a receive waits for a word,
+// more, however many are under way, and sparse all-reduces use one of these for their outcomes. These wait for nobody:
+// a message gets its copies there when the tensor is ready, or the bytes have come. A stream that Synchronize orders after a receive waits for a word,
 // which Close keeps until the stream has gone on, for 5 s at most.
 //
 // # All-reduces within a host
@@ -106,7 +106,8 @@
 // An all-reduce is done by a work: DirectWork, HostWork, or one that the program has
 // registered with backend.RegisterAllReduce. The work of the highest priority that can do
 // the call does it. But DirectWork leaves a size to another work if the table has a faster way
-// through the host. Options.AllReduce forces a work.
+// through the host. Options.AllReduce forces a work. Sparse tensors have works of their own: SparseWork, and those
+// that are registered for them.
 //
 // # By kernels that wait
 //
@@ -159,7 +160,7 @@
 // Ranks of one process must use one Driver, or drivers that both may register the
 // same host memory. CUDA holds a lock of the process while a call waits for streams, to
 // make memory or to load kernels. New has the kernels loaded, for all groups of a Driver;
-// but memory is made by the first operations of a size. So ranks of one process can stop
+// but memory is made by the first operations of a size, by sparse ones while they run. So ranks of one process can stop
 // each other for good where such a one is called while streams wait for another rank. Give
 // each rank a process of its own then.
 //
@@ -168,6 +169,25 @@
 // failure. If they have not, the memory is kept until the process ends.
 //
 // Simulated devices have these kernels with those of package driver/sim/simkernels.
+//
+// # Sparse tensors
+//
+// SparseWork all-reduces sparse tensors, in every group. The call enqueues the copies of indices and values to
+// page-locked memory. The CPU backend adds the entries of all ranks. The outcome goes to new device memory: it is that of
+// tensor.SumSparse, coalesced. The operators are the CPU backend's, SUM and AVG, and those that are refused are refused
+// at the call.
+//
+// Before the Work has ended nobody knows how many entries the outcome has, and the tensor has its old ones. So
+// Synchronize waits for the Work, as Wait does, and such calls cannot be captured. With InStream later commands of the
+// stream come after the copies of the old entries. Take Indices and Values after the wait, and begin the next call with
+// the same tensor then.
+//
+// The new memory is the caller's, as the old is. Close gives it back to the group, which keeps it for later calls:
+//
+//	err = t.Indices().Memory().(driver.Memory).Close() // and that of t.Values()
+//
+// Nobody has looked at coordinates on a device before the call. Those outside of the shape end the group, with an error
+// that tells the first one.
 //
 // # Messages
 //
@@ -268,6 +288,6 @@
 //
 // # What it is not
 //
-// It does not hold sparse tensors. It speaks to other ranks of this package only:
+// It speaks to other ranks of this package only:
 // PyTorch has no CUDA group that cuts as this one does.
 package cuda

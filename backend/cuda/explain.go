@@ -40,7 +40,7 @@ func (b *Backend) Explain() backend.Explanation {
 	if why := b.g.Board.Why; why != nil {
 		e.Why += "; calls of ranks on this host are not all compared when they are made: " + strings.ReplaceAll(why.Error(), "\n", "; ")
 	}
-	e.Choices = append(b.explainAllReduce(), e.Choices...)
+	e.Choices = append(append(b.explainAllReduce(), b.explainSparse()), e.Choices...)
 	if b.g.Size > 1 && (b.direct.Can() != nil || !errors.Is(b.direct.Known(), group.ErrNotAsked)) {
 		e.DeviceLink = string(b.link())
 	}
@@ -165,6 +165,23 @@ func (b *Backend) explainAllReduce() (all []backend.Choice) {
 	return all
 }
 
+// explainSparse asks the works about a sparse tensor.
+func (b *Backend) explainSparse() (c backend.Choice) {
+	at, err := tensor.OnDevice(tensor.Int64, nowhere{}, 1, 0)
+	values, failed := tensor.OnDevice(tensor.Float32, nowhere{}, 0)
+	var t *tensor.Tensor
+	if err = cmp.Or(err, failed); err == nil {
+		t, err = tensor.Sparse(at, values, 1)
+	}
+	if err == nil {
+		c = b.explainWork(t)
+	} else {
+		c.Algorithm, c.Why = "none", err.Error()
+	}
+	c.Op, c.UpTo = "all_reduce, sparse", -1
+	return c
+}
+
 // explainWork says which work all-reduces a tensor, and why.
 func (b *Backend) explainWork(t *tensor.Tensor) (c backend.Choice) {
 	a := allReduce{b: b, ts: []*tensor.Tensor{t}, op: backend.Sum(), probe: true}
@@ -177,6 +194,8 @@ func (b *Backend) explainWork(t *tensor.Tensor) (c backend.Choice) {
 	how := ""
 	switch {
 	case registered != nil:
+	case name == SparseWork:
+		how = "; entries go by way of page-locked memory through backend " + b.g.CPU.Name() + ", and the result to new device memory"
 	case name == ClustersWork:
 		how = "; " + b.explainClusters()
 	default:
@@ -185,7 +204,7 @@ func (b *Backend) explainWork(t *tensor.Tensor) (c backend.Choice) {
 			how = "; " + b.explainExchange(x) + how
 		}
 	}
-	if b.options.AllReduce != "" {
+	if b.options.AllReduce != "" && t.Layout() == tensor.Strided {
 		c.Why = "Options.AllReduce asks for it" + how
 		return c
 	}

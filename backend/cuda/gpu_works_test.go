@@ -334,8 +334,8 @@ func closeSim(t *testing.T, d driver.Driver) {
 // ownWorks are the works before tests register others.
 var ownWorks = cuda.AllReduceWorks()
 
-// TestAllReduceWays holds that ways has every work there is, but that of several clusters (TestF26Clusters);
-// none is for sparse tensors.
+// TestAllReduceWays holds that ways has every work for dense tensors that there is, but that of several clusters
+// (TestF26Clusters). No other test registers one for sparse tensors.
 func TestAllReduceWays(t *testing.T) {
 	var known []string
 	for _, w := range ways {

@@ -22,25 +22,41 @@ type sparseWork struct {
 // nine numbers have room for.
 const maxSparseDims = 4
 
-func (q *operation) newSparse() error {
-	c, h := &q.reduce, &q.reduce.host
-	switch k := c.Op.Kind(); {
-	case k == backend.Sum().Kind(), k == backend.Avg().Kind(), k == backend.PreMulSum(1).Kind() && h.native:
+// CheckSparse returns why AllReduce refuses sparse tensors of one dtype and shape, on any device, nil if it does not.
+// A backend that copies tensors to CPU memory asks first.
+func (b *Backend) CheckSparse(ts []*tensor.Tensor, op backend.ReduceOp) error {
+	return b.checkSparse(ts, op)
+}
+
+func (s *session) checkSparse(ts []*tensor.Tensor, op backend.ReduceOp) error {
+	switch k := op.Kind(); {
+	case k == backend.Sum().Kind(), k == backend.Avg().Kind(), k == backend.PreMulSum(1).Kind() && s.native:
 	default:
-		return fmt.Errorf("unsupported reduction operation %v (allreduce of sparse tensors only works with ReduceOp.SUM, here with AVG, and on the native wire with PREMUL_SUM)", c.Op)
+		return fmt.Errorf("unsupported reduction operation %v (allreduce of sparse tensors only works with ReduceOp.SUM, here with AVG, and on the native wire with PREMUL_SUM)", op)
 	}
-	t := c.Tensors[0]
-	red, err := c.Op.Reduction(t.DType(), h.size)
-	if err != nil {
+	t := ts[0]
+	if _, err := op.Reduction(t.DType(), s.size); err != nil {
 		return err
 	}
-	for i, x := range c.Tensors {
+	for i, x := range ts {
 		if x.SparseDims() != t.SparseDims() {
 			return fmt.Errorf("tensor %d has %d sparse dimensions, tensor 0 %d", i, x.SparseDims(), t.SparseDims())
 		}
 	}
-	if s, d := t.SparseDims(), t.Dims()-t.SparseDims(); !h.native && (s > maxSparseDims || d > maxSparseDims) {
-		return fmt.Errorf("%d sparse and %d dense dimensions; the wire has room for %d each", s, d, maxSparseDims)
+	if n, d := t.SparseDims(), t.Dims()-t.SparseDims(); !s.native && (n > maxSparseDims || d > maxSparseDims) {
+		return fmt.Errorf("%d sparse and %d dense dimensions; the wire has room for %d each", n, d, maxSparseDims)
+	}
+	return nil
+}
+
+func (q *operation) newSparse() error {
+	c, h := &q.reduce, &q.reduce.host
+	if err := h.checkSparse(c.Tensors, c.Op); err != nil {
+		return err
+	}
+	red, err := c.Op.Reduction(c.Tensors[0].DType(), h.size)
+	if err != nil {
+		return err
 	}
 	c.runner = &sparseWork{host: h, ts: c.Tensors, kind: c.Op.Kind(), red: red}
 	q.run, q.needsAll = runAllReduce, true

@@ -21,7 +21,7 @@ type Call struct {
 	DType  tensor.DType       // Invalid if no tensor takes part
 	N      int                // elements
 	Root   int                // -1 if there is none
-	Sparse bool               // the ranks tell each other the rest themselves
+	Sparse bool               // and N counts the elements of the dense tensor; the ranks tell each other the rest themselves
 	Beside bool               // it leaves room for other kernels, which ranks have to do alike
 }
 
@@ -68,9 +68,10 @@ func (c Said) String() string {
 	if k := uint8(c[0] >> 44); k > 0 {
 		s += fmt.Sprintf(" (%v)", backend.ReduceKind(k-1))
 	}
-	switch {
-	case c[0]>>35&1 != 0:
+	if c[0]>>35&1 != 0 {
 		s += " of a sparse tensor"
+	}
+	switch {
 	case dtype != tensor.Invalid && c[1] > 0:
 		s += fmt.Sprintf(" of %d elements of %v", c[1], dtype)
 	case dtype != tensor.Invalid:

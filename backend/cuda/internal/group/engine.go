@@ -12,6 +12,7 @@
 //	claim             messages
 //	program           operations with commands and a host's part of their own
 //	staged            all others
+//	made              device memory for an outcome whose length nobody knows before
 //	onhost            operations on tensors in CPU memory
 //	pack              tensors that are not contiguous
 //	feed, room        how many commands a stream gets at a time

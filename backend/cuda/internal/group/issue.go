@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -47,6 +48,9 @@ type Operation struct {
 	Fill  func(o *Operation, to Commander) error
 	Stage int
 
+	// Makes says that Call makes device memory, with Make.
+	Makes bool
+
 	// Returns says that what the callers' streams are given later comes after the operation.
 	Returns bool
 
@@ -57,6 +61,8 @@ type Operation struct {
 	slot    int   // bytes
 	at      []int // of each leg within a slot
 	staging driver.HostMemory
+	makes   []driver.Stream         // of Make, one a device
+	makeAt  int                     // where Make copies from: in staging, up to word
 	long    bool                    // it may get to the streams in parts
 	word    int                     // that its streams write, in staging
 	raw     []rawPlace              // tensors that the host packs and unpacks
@@ -281,6 +287,13 @@ func (o *Operation) stage() error {
 				d.Up, err = o.line.stream(o.B, o.line.up, d.Dev, "up")
 			}
 		}
+		if o.Makes && err == nil {
+			// Later collectives may be on the line's streams by then.
+			var s driver.Stream
+			if s, err = o.B.messages.stream(o.B, o.B.messages.up, l.Src.Dev, "up"); !slices.Contains(o.makes, s) {
+				o.makes = append(o.makes, s)
+			}
+		}
 	}
 	if err != nil {
 		return err
@@ -301,7 +314,11 @@ func (o *Operation) stage() error {
 	if o.Fill != nil || o.withinRank() {
 		bytes = o.Stage
 	}
-	if o.measure(); o.long || o.claim != nil {
+	if o.Makes {
+		o.makeAt = Align(bytes)
+		bytes = o.makeAt + o.B.chunk
+	}
+	if o.measure(); o.long || o.claim != nil || o.Makes {
 		o.word = Align(max(bytes, 1))
 		bytes = o.word + stagingAlign
 	}
@@ -365,19 +382,25 @@ func (o *Operation) Staging() driver.HostMemory { return o.staging }
 // also the operation's.
 func (o *Operation) beforeStream() {
 	if o.given != nil && o.given.In != nil && len(o.Legs) > 0 && !o.onHost() && !o.Returns {
-		o.Order(o.given.In)
+		o.order(o.given.In)
 	}
 }
 
 // Order makes s wait for all that the operation does on devices. It waits for the
-// Work only where there is nothing on a device to wait for.
+// Work only where there is nothing on a device to wait for, or where the operation makes memory: nobody knows that
+// before.
 func (o *Operation) Order(s work.Stream) error {
 	switch {
 	case o.Sync != nil:
 		return o.Sync(s)
-	case len(o.Legs) == 0, o.onHost():
+	case len(o.Legs) == 0, o.Makes, o.onHost():
 		return o.Work().Wait(context.Background())
 	}
+	return o.order(s)
+}
+
+// order is Order for what the operation does with the tensors of the call.
+func (o *Operation) order(s work.Stream) error {
 	st, ok := s.(driver.Stream)
 	if !ok {
 		return o.named(fmt.Errorf("synchronize: %T is no stream of package driver", s))

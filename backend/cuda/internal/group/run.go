@@ -329,7 +329,9 @@ func (o *Operation) sync(ctx context.Context) error {
 // drained is for when the events of an operation do not tell whether it has
 // ended: it waits until the streams have done all that they were given. A device
 // that is lost does nothing any more.
-func (o *Operation) drained(ctx context.Context) bool { return Drained(ctx, o.everyStream()) }
+func (o *Operation) drained(ctx context.Context) bool {
+	return Drained(ctx, append(o.everyStream(), o.makes...))
+}
 
 // Drained waits until streams have done all that they were given; false if ctx ends first.
 func Drained(ctx context.Context, streams []driver.Stream) bool {

@@ -28,6 +28,7 @@ type Pool[M memory] struct {
 	idle map[poolKey][]M
 	held map[int]int // bytes that are idle, by device
 	over bool        // more than keep of some device
+	done bool        // Close has been called
 }
 
 type memory interface {
@@ -91,15 +92,19 @@ func (p *Pool[M]) Get(dev, n int) (m M, err error) {
 	return p.make(dev, 1<<k.class)
 }
 
-// Put gives memory back that nothing uses any more. It frees nothing, because the caller ends
+// Put gives memory back that nothing uses any more. It frees nothing before Close, because the caller ends
 // operations and others wait for that.
-func (p *Pool[M]) Put(dev int, m M) {
+func (p *Pool[M]) Put(dev int, m M) error {
 	k := poolKey{dev, Class(m.Len())}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.done {
+		return m.Close()
+	}
 	p.idle[k] = append(p.idle[k], m)
 	p.held[dev] += m.Len()
 	p.over = p.over || p.held[dev] > p.keep
+	return nil
 }
 
 // trim takes out what is idle beyond so many bytes a device, the largest first. The
@@ -121,9 +126,10 @@ func (p *Pool[M]) trim(keep int) (out []M) {
 	return out
 }
 
-// Close frees what is idle.
+// Close frees what is idle. What comes back later is freed then.
 func (p *Pool[M]) Close() error {
 	p.mu.Lock()
+	p.done = true
 	all := p.trim(0)
 	p.mu.Unlock()
 	return free(all)

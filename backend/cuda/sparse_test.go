@@ -1,0 +1,846 @@
+package cuda_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
+)
+
+// sparsePlan is a sparse all-reduce, the same on all ranks.
+type sparsePlan struct {
+	d     tensor.DType
+	op    backend.ReduceOp
+	dims  int // sparse ones, the first of shape
+	shape []int
+	list  int // tensors of a rank
+	most  int // entries of a tensor
+	seed  uint64
+}
+
+func (p *sparsePlan) String() string {
+	return fmt.Sprintf("%v of %d x %v%v with %d sparse dimensions and up to %d entries, input seed %d", p.op, p.list, p.d, p.shape, p.dims, p.most, p.seed)
+}
+
+var sparseShapes = []sparsePlan{
+	{dims: 1, shape: []int{40}}, {dims: 1, shape: []int{7, 3}}, {dims: 2, shape: []int{5, 9}}, {dims: 2, shape: []int{6, 4, 2, 3}}, {dims: 3, shape: []int{3, 4, 5}},
+	{dims: 1, shape: []int{1}}, {dims: 0, shape: []int{3}}, {dims: 1, shape: []int{9, 0}}, {dims: 1, shape: []int{0, 4}}, {dims: 1, shape: []int{300, 16}},
+}
+
+// drawSparse draws an all-reduce of tensors of any dtype, in rows up to so many times as long.
+func drawSparse(g *rand.Rand, times int) *sparsePlan {
+	p := sparseShapes[g.IntN(len(sparseShapes))]
+	p.shape = slices.Clone(p.shape)
+	if p.dims > 0 && p.shape[0] > 1 {
+		p.shape[0] *= 1 + g.IntN(times)
+	}
+	p.d, p.op, p.list, p.seed = tensor.DTypes()[g.IntN(len(tensor.DTypes()))], backend.Sum(), 1+g.IntN(8)/7, g.Uint64()
+	if p.d.IsFloat() && p.d.Size() >= 4 && g.IntN(3) == 0 {
+		p.op = backend.Avg()
+	}
+	n := p.coordinates()
+	p.most = []int{0, 1, n / 10, n / 2, 2 * n}[g.IntN(5)]
+	return &p
+}
+
+func (p *sparsePlan) coordinates() int {
+	n := 1
+	for _, d := range p.shape[:p.dims] {
+		n *= d
+	}
+	return n
+}
+
+// input makes the tensors of a rank, in CPU memory. Some have no entries, some have coordinates several times.
+func (p *sparsePlan) input(rank int) (all []*tensor.Tensor, err error) {
+	g := rand.New(rand.NewPCG(p.seed, uint64(rank)))
+	numbers, err := tensor.New(p.d, 2)
+	if err != nil {
+		return nil, err
+	}
+	if err := numbers.SetFloat64(1, 1); err != nil {
+		return nil, err
+	}
+	for range p.list {
+		n := g.IntN(p.most + 1)
+		if g.IntN(4) == 0 || p.coordinates() == 0 {
+			n = 0
+		}
+		at := make([]int64, p.dims*n)
+		for i := range at {
+			at[i] = g.Int64N(int64(p.shape[i/n]))
+		}
+		indices, err := tensor.Of(at, p.dims, n)
+		if err != nil {
+			return nil, err
+		}
+		values, err := tensor.New(p.d, append([]int{n}, p.shape[p.dims:]...)...)
+		if err != nil {
+			return nil, err
+		}
+		es := p.d.Size()
+		for b := values.Bytes(); len(b) > 0; b = b[es:] {
+			copy(b, numbers.Bytes()[g.IntN(2)*es:][:es])
+		}
+		t, err := tensor.Sparse(indices, values, p.shape...)
+		if err == nil && g.IntN(2) == 0 {
+			t, err = t.Coalesce()
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, t)
+	}
+	return all, nil
+}
+
+// want is what SumSparse makes of all ranks' tensors.
+func (p *sparsePlan) want(ranks int) (*tensor.Tensor, error) {
+	var all []*tensor.Tensor
+	for r := range ranks {
+		own, err := p.input(r)
+		if err != nil {
+			return nil, err
+		}
+		sum, err := tensor.SumSparse(own...)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, sum)
+	}
+	sum, err := tensor.SumSparse(all...)
+	if err != nil {
+		return nil, err
+	}
+	red, err := p.op.Reduction(p.d, ranks)
+	if err == nil && red.After != nil {
+		red.After(sum.Values().Bytes())
+	}
+	return sum, err
+}
+
+// summer is a rank that all-reduces sparse tensors.
+type summer struct {
+	ctx        context.Context
+	d          driver.Driver
+	b          *cuda.Backend
+	streams    []driver.Stream // of the caller, one a device
+	delays     []*delay        // of the streams; nil if they have none
+	rank, size int
+	own        *rand.Rand // of this rank: where its tensors are, and how it calls
+	way        *int       // in which it calls; nil if own draws one
+	onCPU      int        // of so many tensors one is in CPU memory; 0 if none is
+	close      []interface{ Close() error }
+}
+
+// summing is a sparse all-reduce on its way.
+type summing struct {
+	*sparsePlan
+	ts  []*tensor.Tensor
+	old []driver.Memory // what the tensors had, on the device of the stream
+	s   driver.Stream
+	way int // in which the rank has called
+	w   *work.Work
+}
+
+// memory makes device memory with these bytes, once the stream has come to the copy.
+func (x *summer) memory(dev int, b []byte) (driver.Memory, error) {
+	v, err := x.d.Device(dev)
+	if err != nil {
+		return nil, err
+	}
+	m, err := v.Alloc(len(b))
+	if err != nil {
+		return nil, err
+	}
+	x.close = append(x.close, m)
+	h, err := x.d.AllocHost(len(b))
+	if err != nil {
+		return nil, err
+	}
+	x.close = append(x.close, h)
+	driver.HostAccess(x.d, "filling", driver.Writes(h.Ptr(), len(b)))
+	copy(h.Bytes(), b)
+	s := x.streams[dev]
+	return m, cmp.Or(s.Memset(m.Ptr(), poison, len(b)), x.hold(dev), s.Copy(m.Ptr(), h.Ptr(), len(b)))
+}
+
+func (x *summer) hold(dev int) error {
+	if x.delays == nil {
+		return nil
+	}
+	return x.delays[dev].hold(x.streams[dev], uint64(x.own.IntN(1_000_000)))
+}
+
+// onDevice returns a copy of a sparse tensor on a device. With on its memory knows the stream.
+func (x *summer) onDevice(c *summing, t *tensor.Tensor, dev int, on bool) (*tensor.Tensor, error) {
+	var parts [2]*tensor.Tensor
+	for i, u := range []*tensor.Tensor{t.Indices(), t.Values()} {
+		m, err := x.memory(dev, u.Bytes())
+		if err != nil {
+			return nil, err
+		}
+		c.old = append(c.old, m)
+		if on {
+			m = cuda.OnStream(m, x.streams[dev])
+		}
+		if parts[i], err = tensor.OnDevice(u.DType(), m, u.Shape()...); err != nil {
+			return nil, err
+		}
+	}
+	y, err := tensor.Sparse(parts[0], parts[1], t.Shape()...)
+	if err == nil && t.IsCoalesced() {
+		err = y.SetSparse(parts[0], parts[1], true)
+	}
+	return y, err
+}
+
+// start makes a rank's tensors and issues the all-reduce, in one of the ways of calling.
+func (x *summer) start(p *sparsePlan) (*summing, error) {
+	c := &summing{sparsePlan: p, way: x.own.IntN(modes)}
+	dev := x.rank + x.own.IntN(8)/7
+	if x.way != nil {
+		c.way, dev = *x.way, x.rank
+	}
+	if len(x.streams) > 0 {
+		dev %= len(x.streams)
+		c.s = x.streams[dev]
+	}
+	own, err := p.input(x.rank)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range own {
+		if c.s == nil || x.onCPU > 0 && x.own.IntN(x.onCPU) == 0 {
+			c.ts = append(c.ts, t)
+			continue
+		}
+		y, err := x.onDevice(c, t, dev, c.way == byMemory)
+		if err != nil {
+			return nil, err
+		}
+		c.ts = append(c.ts, y)
+	}
+	ctx := x.ctx
+	switch {
+	case c.s == nil:
+	case c.way == beside:
+		ctx = cuda.WithStreams(ctx, c.s)
+	case c.way == inside:
+		ctx = cuda.InStream(ctx, c.s)
+	case c.way == alone:
+		if err := x.drained(c.s); err != nil {
+			return nil, err
+		}
+	}
+	if c.w, err = x.b.AllReduce(ctx, c.ts, backend.AllReduceOptions{Op: p.op}); err != nil {
+		return nil, err
+	}
+	if c.way == inside { // what the stream does later comes later
+		err = c.overwrite()
+	}
+	return c, err
+}
+
+func (x *summer) drained(s driver.Stream) error {
+	e, err := s.Record()
+	if err != nil {
+		return err
+	}
+	defer e.Release()
+	return e.Sync(x.ctx)
+}
+
+// overwrite has the caller's stream use the memory that the tensors had.
+func (c *summing) overwrite() error {
+	for _, m := range c.old {
+		if err := c.s.Memset(m.Ptr(), 0xee, m.Len()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish waits, compares the outcome and gives its memory back.
+func (x *summer) finish(c *summing) error {
+	err := error(nil)
+	if c.s != nil && (c.way == byMemory || c.way == beside) {
+		err = c.w.Synchronize(c.s)
+	} else {
+		err = c.w.Wait(x.ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if c.way != inside {
+		if err := c.overwrite(); err != nil {
+			return err
+		}
+	}
+	want, err := c.want(x.size)
+	if err != nil {
+		return err
+	}
+	for i, t := range c.ts {
+		if !t.IsCoalesced() || t.NNZ() != want.NNZ() {
+			return fmt.Errorf("tensor %d has %d entries, coalesced %v, want %d", i, t.NNZ(), t.IsCoalesced(), want.NNZ())
+		}
+		at, err := x.bytes(t.Indices(), c.s)
+		if err == nil {
+			err = same(at, want.Indices().Bytes())
+		}
+		if err != nil {
+			return fmt.Errorf("coordinates of tensor %d: %w", i, err)
+		}
+		values, err := x.bytes(t.Values(), c.s)
+		if err == nil {
+			err = same(values, want.Values().Bytes())
+		}
+		if err != nil {
+			return fmt.Errorf("values of tensor %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// bytes returns the bytes of part of an outcome, and closes its memory, which others may have next.
+func (x *summer) bytes(t *tensor.Tensor, s driver.Stream) ([]byte, error) {
+	if t.Device().Type == tensor.CPU {
+		return t.Bytes(), nil
+	}
+	m := t.Memory().(driver.Memory)
+	h, err := x.d.AllocHost(m.Len())
+	if err != nil {
+		return nil, err
+	}
+	x.close = append(x.close, h)
+	if err := cmp.Or(s.Copy(h.Ptr(), m.Ptr(), m.Len()), x.drained(s)); err != nil {
+		return nil, err
+	}
+	driver.HostAccess(x.d, "comparing", driver.Reads(h.Ptr(), h.Len()))
+	return slices.Clone(h.Bytes()[:m.Len()]), errors.Join(m.Close(), m.Close())
+}
+
+// run does all-reduces of which several are on their way, with dense ones among them.
+func (x *summer) run(plans []*sparsePlan) error {
+	var all []*summing
+	for i, p := range plans {
+		c, err := x.start(p)
+		if err != nil {
+			return fmt.Errorf("%v: %w", p, err)
+		}
+		all = append(all, c)
+		if i%2 == 1 {
+			if err := x.dense(1 + p.most); err != nil {
+				return err
+			}
+		}
+	}
+	for _, c := range all {
+		if err := x.finish(c); err != nil {
+			return fmt.Errorf("%v: %w", c, err)
+		}
+	}
+	w, err := x.b.Barrier(x.ctx, backend.BarrierOptions{})
+	if err == nil {
+		err = w.Wait(x.ctx)
+	}
+	for _, s := range x.streams {
+		err = errors.Join(err, x.drained(s))
+	}
+	for _, c := range slices.Backward(x.close) {
+		err = errors.Join(err, c.Close())
+	}
+	x.close = nil
+	return err
+}
+
+// dense all-reduces n numbers on the rank's device, as part of the caller's stream.
+func (x *summer) dense(n int) error {
+	ctx := x.ctx
+	t, err := tensor.New(tensor.Float32, n)
+	if err == nil && x.streams != nil {
+		dev := x.rank % len(x.streams)
+		ctx = cuda.InStream(ctx, x.streams[dev])
+		var m driver.Memory
+		if m, err = x.memory(dev, t.Bytes()); err == nil {
+			t, err = tensor.OnDevice(tensor.Float32, m, n)
+		}
+	}
+	if err == nil {
+		_, err = x.b.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{})
+	}
+	return err
+}
+
+func (x *rank) summer(r int, seed uint64) *summer {
+	return &summer{ctx: x.ctx, d: x.d, b: x.b, streams: x.stream, rank: r, size: len(x.w.ranks), own: rand.New(rand.NewPCG(seed, uint64(r)))}
+}
+
+// sparseWorlds are the groups of so many ranks in which sparse tensors are all-reduced.
+func sparseWorlds(size int) map[string]setup {
+	host := setup{size: size, sim: sim.Config{Devices: 2}}
+	native := setup{size: size, sim: sim.Config{Devices: size}, native: true}
+	worlds := map[string]setup{"host": host, "kernels": directly(size), "shared memory": native}
+	if size > 1 {
+		sizes := []int{1 + (size-1)/2, size / 2}
+		worlds["clusters"] = clustered(sizes...)
+		some := withoutDevices(directly(size), 0)
+		worlds["a rank without a device"] = some
+		apart := native
+		apart.vary = func(o *cuda.Options, r int) {
+			o.CPUOptions = gloo.Options{Sums: gloo.SumsInRankOrder, Cluster: fmt.Sprint(r % 2)}
+		}
+		worlds["native clusters"] = apart
+	}
+	return worlds
+}
+
+// TestF18Sparse all-reduces random sparse tensors on every kind of group, several at a time. The outcome is that of
+// tensor.SumSparse (F-18).
+func TestF18Sparse(t *testing.T) {
+	eachSeed(t, 4, func(t *testing.T, seed uint64, semantics sim.Semantics) {
+		for name, s := range sparseWorlds(1 + int(seed%4)) {
+			t.Run(name, func(t *testing.T) {
+				g := random(t, seed)
+				s.sim.Seed, s.sim.Semantics, s.options.Chunk = seed, semantics, 100+g.IntN(5000)
+				w := newWorld(t, s)
+				for range 4 {
+					var plans []*sparsePlan
+					for range 1 + g.IntN(4) {
+						plans = append(plans, drawSparse(g, 4))
+					}
+					own := g.Uint64()
+					w.each(func(x *rank, r int) error {
+						y := x.summer(r, own)
+						y.onCPU = int(seed % 3)
+						if name == "a rank without a device" && r == 0 {
+							y.streams = nil
+						}
+						return y.run(plans)
+					})
+				}
+				w.end()
+			})
+		}
+	})
+}
+
+// TestSparseMutations leaves out each record, wait and word of a sparse all-reduce; somebody has to notice every one.
+func TestSparseMutations(t *testing.T) {
+	p := &sparsePlan{d: tensor.Int32, op: backend.Sum(), dims: 1, shape: []int{30, 2}, list: 1, most: 60, seed: 3}
+	for _, way := range []int{beside, inside} {
+		run := func(w *world) error {
+			return errors.Join(runEach(w, func(x *rank, r int, _ chan struct{}) error {
+				y := x.summer(r, 1)
+				y.way = &way
+				return y.run([]*sparsePlan{p})
+			})...)
+		}
+		s := setup{size: 2, timeout: patience, sim: sim.Config{Devices: 2, Seed: 3}, options: cuda.Options{Chunk: 100}}
+		var mu sync.Mutex
+		var calls []sim.Call
+		w := newWorld(t, s)
+		w.m.Skip(func(c sim.Call) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			calls = append(calls, c)
+			return false
+		})
+		require.NoError(t, run(w))
+		w.m.Skip(nil)
+		w.end()
+		tried := map[string]int{}
+		s.sim.Quiet, s.timeout = true, 300*time.Millisecond
+		for _, m := range calls {
+			// All but the first record of a caller's stream with tensors are the test's own. Those at the end of the copies
+			// to the host are for callers' streams: the host waits for a word.
+			caller := strings.HasSuffix(m.Stream, "caller 0.0") || strings.HasSuffix(m.Stream, "caller 1.1")
+			unused := m.Name == "Record" && (!caller || m.K > 0) && (way != inside || !strings.Contains(m.Stream, "down"))
+			if !slices.Contains([]string{"Record", "Wait", "WaitValue", "WriteValue"}, m.Name) || unused {
+				continue
+			}
+			tried[m.Name]++
+			var err error
+			for seed := uint64(0); err == nil && seed < mutationSeeds; seed++ {
+				s.sim.Seed = seed
+				err = without(t, s, m, run)
+			}
+			require.Error(t, err, "way %d: nobody noticed that %v, number %d of them there, was left out", way, m, m.K)
+		}
+		t.Logf("way %d: left out, each of them missed: %v", way, tried)
+		require.NotZero(t, tried["Record"])
+		require.NotZero(t, tried["Wait"])
+		require.NotZero(t, tried["WriteValue"])
+	}
+}
+
+// sparseOf returns a sparse tensor with an entry at each of the coordinates in the first dimension, on the rank's device
+// or in CPU memory.
+func (x *rank) sparseOf(d tensor.DType, device bool, at []int64, shape ...int) (*tensor.Tensor, error) {
+	indices, err := tensor.Of(at, 1, len(at))
+	if err != nil {
+		return nil, err
+	}
+	values, err := tensor.New(d, append([]int{len(at)}, shape[1:]...)...)
+	if err != nil {
+		return nil, err
+	}
+	if device {
+		dev := x.b.Rank() % x.d.Count()
+		var parts [2]*tensor.Tensor
+		for i, u := range []*tensor.Tensor{indices, values} {
+			y, err := x.vector(u.DType(), dev, u.Bytes())
+			if err != nil {
+				return nil, err
+			}
+			if parts[i], err = y.t.Reshape(u.Shape()...); err != nil {
+				return nil, err
+			}
+		}
+		indices, values = parts[0], parts[1]
+	}
+	return tensor.Sparse(indices, values, shape...)
+}
+
+// summed waits for an all-reduce of a sparse tensor, and gives the outcome's memory back.
+func (x *rank) summed(t *tensor.Tensor, o backend.AllReduceOptions) error {
+	w, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{t}, o)
+	if err == nil {
+		err = w.Wait(x.ctx)
+	}
+	if err != nil || t.Device().Type == tensor.CPU {
+		return err
+	}
+	return errors.Join(t.Indices().Memory().(driver.Memory).Close(), t.Values().Memory().(driver.Memory).Close())
+}
+
+// TestSparseRefused: wrong calls are refused at once, use no number, and the group goes on.
+func TestSparseRefused(t *testing.T) {
+	for name, s := range map[string]setup{"Gloo's wire": directly(2), "native": {size: 2, sim: sim.Config{Devices: 2}, native: true}} {
+		w := newWorld(t, withoutDevices(s, 1))
+		w.each(func(x *rank, r int) error {
+			of := func(d tensor.DType, at []int64, shape ...int) *tensor.Tensor {
+				y, err := x.sparseOf(d, r == 0, at, shape...)
+				require.NoError(t, err)
+				return y
+			}
+			f, i := of(tensor.Float32, []int64{3, 1}, 4), of(tensor.Int32, []int64{3, 1}, 4)
+			dense, err := tensor.New(tensor.Float32, 4)
+			require.NoError(t, err)
+			far, err := tensor.OnDevice(tensor.Int64, elsewhere{7}, 1, 2)
+			require.NoError(t, err)
+			farValues, err := tensor.OnDevice(tensor.Float32, elsewhere{7}, 2, 2)
+			require.NoError(t, err)
+			away, err := tensor.Sparse(far, farValues, 4, 2)
+			require.NoError(t, err)
+			type refused struct {
+				what string
+				op   backend.ReduceOp
+				why  string
+				ts   []*tensor.Tensor
+			}
+			calls := []refused{
+				{"operator", backend.Max(), "only works with ReduceOp.SUM", []*tensor.Tensor{f}},
+				{"integer mean", backend.Avg(), "avg", []*tensor.Tensor{i}},
+				{"dtypes", backend.Sum(), "invalid tensor type at index 1", []*tensor.Tensor{f, i}},
+				{"layouts", backend.Sum(), "invalid tensor layout at index 1", []*tensor.Tensor{f, dense}},
+				{"device", backend.Sum(), "of tensor 0", []*tensor.Tensor{away}},
+			}
+			if name != "native" {
+				calls = append(calls, refused{"factor", backend.PreMulSum(2), "on the native wire", []*tensor.Tensor{f}})
+			}
+			for _, c := range calls {
+				_, err := x.b.AllReduce(x.ctx, c.ts, backend.AllReduceOptions{Op: c.op})
+				require.ErrorIs(t, err, backend.ErrInvalidArgument, c.what)
+				require.ErrorContains(t, err, c.why, c.what)
+				require.ErrorContains(t, err, "cuda: ", c.what)
+			}
+			if r == 0 {
+				ctx := cuda.InStream(x.ctx, x.stream[0])
+				_, err := driver.Capture(x.stream[0], func() error {
+					_, err := x.b.AllReduce(ctx, []*tensor.Tensor{f}, backend.AllReduceOptions{})
+					return err
+				})
+				require.ErrorIs(t, err, driver.ErrCapture)
+				require.ErrorContains(t, err, "how many entries")
+			}
+			require.Zero(t, x.b.Seq())
+			return x.summed(f, backend.AllReduceOptions{})
+		})
+		w.end()
+	}
+}
+
+// TestSparseMismatch lets rank 1 of 3 make another call than the others. All ranks hear of both calls.
+func TestSparseMismatch(t *testing.T) {
+	type call struct {
+		text string
+		do   func(x *rank, device bool) error
+	}
+	sum := func(text string, op backend.ReduceOp, d tensor.DType, shape ...int) call {
+		return call{text, func(x *rank, device bool) error {
+			u, err := x.sparseOf(d, device, []int64{2, 1, 2}, shape...)
+			if err == nil {
+				err = x.summed(u, backend.AllReduceOptions{Op: op})
+			}
+			return err
+		}}
+	}
+	usual := sum("all_reduce (sum) of a sparse tensor of 12 elements of float32", backend.Sum(), tensor.Float32, 4, 3)
+	for _, c := range []struct {
+		name       string
+		usual, odd call
+	}{
+		{"dense", usual, call{"all_reduce (sum) of 12 elements of float32", func(x *rank, _ bool) error {
+			y, err := x.vector(tensor.Float32, x.b.Rank(), make([]byte, 48))
+			if err != nil {
+				return err
+			}
+			_, err = x.run(y.t)
+			return err
+		}}},
+		{"dtype", usual, sum("all_reduce (sum) of a sparse tensor of 12 elements of int32", backend.Sum(), tensor.Int32, 4, 3)},
+		{"operator", usual, sum("all_reduce (avg) of a sparse tensor of 12 elements of float32", backend.Avg(), tensor.Float32, 4, 3)},
+		{"elements", usual, sum("all_reduce (sum) of a sparse tensor of 20 elements of float32", backend.Sum(), tensor.Float32, 5, 4)},
+		{"shape", sum("[4 ", backend.Sum(), tensor.Float32, 4, 3), sum("[6 ", backend.Sum(), tensor.Float32, 6, 2)},
+	} {
+		for name, s := range map[string]setup{"kernels": directly(3), "native": {size: 3, sim: sim.Config{Devices: 3}, native: true}} {
+			for _, device := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s/%s/all on devices %v", c.name, name, device), func(t *testing.T) {
+					s := s
+					s.timeout, s.sim.Quiet = patience, true
+					w := newWorld(t, s)
+					for r, err := range runEach(w, func(x *rank, r int, _ chan struct{}) error {
+						if r == 1 {
+							return c.odd.do(x, true)
+						}
+						return c.usual.do(x, device || r == 0)
+					}) {
+						require.ErrorIs(t, err, work.ErrMismatch, "rank %d", r)
+						require.ErrorContains(t, err, c.usual.text, "rank %d", r)
+						require.ErrorContains(t, err, c.odd.text, "rank %d", r)
+						named(t, err, r, 0)
+					}
+					w.drop(t)
+				})
+			}
+		}
+	}
+}
+
+// TestSparseOutside: coordinates that are outside of the shape are an error of the operation, on all ranks.
+func TestSparseOutside(t *testing.T) {
+	s := directly(2)
+	s.timeout, s.sim.Quiet = patience, true
+	w := newWorld(t, s)
+	for r, err := range runEach(w, func(x *rank, r int, _ chan struct{}) error {
+		y, err := x.sparseOf(tensor.Float32, true, []int64{0, int64(3 + r)}, 4)
+		if err != nil {
+			return err
+		}
+		return x.summed(y, backend.AllReduceOptions{})
+	}) {
+		named(t, err, r, 0)
+		require.ErrorContains(t, err, "index 4 of entry 1 is outside dimension 0 of size 4")
+	}
+	w.drop(t)
+}
+
+// TestSparseFaults ends sparse all-reduces that cannot end well.
+func TestSparseFaults(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		is    error
+		cause func(w *world)
+	}{
+		{"a rank does not come", work.ErrTimeout, func(*world) {}},
+		{"a rank dies", work.ErrPeerDied, func(w *world) { w.fabric.Kill("g/cuda/0", 2) }},
+		{"a rank aborts", work.ErrAborted, func(w *world) { w.ranks[1].b.Abort(errors.New("no more")) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := setup{size: 3, timeout: patience, sim: sim.Config{Devices: 3, Quiet: true}}
+			if c.is == work.ErrTimeout {
+				s.timeout = 200 * time.Millisecond
+			}
+			w := newWorld(t, s)
+			var issued sync.WaitGroup
+			issued.Add(2)
+			go func() {
+				issued.Wait()
+				c.cause(w)
+			}()
+			timeouts := 0
+			for r, err := range runEach(w, func(x *rank, r int, _ chan struct{}) error {
+				if r == 2 {
+					return nil
+				}
+				y, err := x.sparseOf(tensor.Float32, true, []int64{0, 3}, 4)
+				require.NoError(t, err)
+				before := y.Values()
+				v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y}, backend.AllReduceOptions{})
+				issued.Done()
+				require.NoError(t, err)
+				err = v.Wait(x.ctx)
+				require.Same(t, before, y.Values())
+				require.Equal(t, err, v.Synchronize(x.stream[r]))
+				return errors.Join(err, x.enqueue(x.stream[r], func() error { return nil }))
+			})[:2] {
+				named(t, err, r, 0)
+				if errors.Is(err, c.is) {
+					timeouts++
+				}
+			}
+			require.NotZero(t, timeouts)
+			w.drop(t)
+		})
+	}
+}
+
+// TestSparseFailedCalls lets each call to the driver that a sparse all-reduce makes fail in turn: every rank gets an
+// error or a result, nothing is left, and no stream waits for ever.
+func TestSparseFailedCalls(t *testing.T) {
+	injected := errors.New("injected")
+	for k := 0; ; k++ {
+		w := newWorld(t, setup{
+			size: 2, timeout: patience, sim: sim.Config{Devices: 2, Seed: uint64(k), Semantics: sim.Semantics(k % 2), Quiet: true},
+			options: cuda.Options{Chunk: 100},
+		})
+		var ts []*tensor.Tensor
+		for _, x := range w.ranks {
+			y, err := x.sparseOf(tensor.Float64, true, []int64{5, 3, 30, 3}, 40, 9)
+			require.NoError(t, err)
+			ts = append(ts, y)
+		}
+		n, failed := 0, ""
+		w.m.Inject(func(c sim.Call) error {
+			if strings.HasPrefix(c.Stream, "caller") {
+				return nil
+			}
+			n++
+			if n-1 != k {
+				return nil
+			}
+			failed = c.String()
+			return injected
+		})
+		errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+			v, err := x.b.AllReduce(x.ctx, ts[r:r+1], backend.AllReduceOptions{})
+			if err != nil {
+				x.b.Abort(err) // the others have been called
+				return err
+			}
+			return v.Wait(x.ctx)
+		})
+		w.m.Inject(nil)
+		for r, err := range errs {
+			if err == nil {
+				require.Equal(t, 3, ts[r].NNZ())
+				require.NoError(t, errors.Join(ts[r].Indices().Memory().(driver.Memory).Close(), ts[r].Values().Memory().(driver.Memory).Close()))
+			} else {
+				named(t, err, r, 0)
+			}
+		}
+		if failed == "" {
+			require.NoError(t, errors.Join(errs...))
+			w.end()
+			require.Greater(t, k, 20)
+			t.Logf("%d calls failed in turn", k)
+			return
+		}
+		require.ErrorIs(t, errors.Join(errs...), injected, "%v", failed)
+		w.drop(t)
+	}
+}
+
+// TestSparseExplained: Explain names the work, also where all dense all-reduces have to go another way.
+func TestSparseExplained(t *testing.T) {
+	s := directly(2)
+	s.options.AllReduce = cuda.DirectWork
+	w := newWorld(t, s)
+	w.each(func(x *rank, r int) error {
+		all := x.b.Explain().Choices
+		c := all[slices.IndexFunc(all, func(c backend.Choice) bool { return c.Op == "all_reduce, sparse" })]
+		require.Equal(t, cuda.SparseWork, c.Algorithm)
+		require.Contains(t, c.Why, "page-locked memory")
+		require.NotContains(t, c.Why, "Options.AllReduce")
+		y, err := x.sparseOf(tensor.Float32, true, []int64{0, 3}, 4)
+		require.NoError(t, err)
+		return x.summed(y, backend.AllReduceOptions{})
+	})
+	w.end()
+}
+
+// TestSparseMemory: memory that is given back is used again, so that later calls make none. An outcome can be summed
+// again, and closed after the group.
+func TestSparseMemory(t *testing.T) {
+	w := newWorld(t, setup{size: 2, sim: sim.Config{Devices: 2, NoDelays: true}, options: cuda.Options{Chunk: 100}})
+	first := make([]*tensor.Tensor, 2)
+	w.each(func(x *rank, r int) (err error) {
+		first[r], err = x.sparseOf(tensor.Float32, true, []int64{int64(r), 3}, 4, 500)
+		return err
+	})
+	last := make([]*tensor.Tensor, 2)
+	var before sim.Stats
+	for round := range 2 {
+		w.each(func(x *rank, r int) error {
+			for range 10 {
+				u, err := tensor.Sparse(first[r].Indices(), first[r].Values(), 4, 500)
+				if err != nil {
+					return err
+				}
+				if _, err := x.run(u); err != nil {
+					return err
+				}
+				old := []*tensor.Tensor{u.Indices(), u.Values()}
+				if _, err := x.run(u); err != nil {
+					return err
+				}
+				require.Equal(t, 3, u.NNZ())
+				if last[r] != nil {
+					old = append(old, last[r].Indices(), last[r].Values())
+				}
+				for _, part := range old {
+					if err := part.Memory().(driver.Memory).Close(); err != nil {
+						return err
+					}
+				}
+				last[r] = u
+			}
+			return nil
+		})
+		s := w.m.Stats()
+		if round == 1 {
+			require.Equal(t, before.MadeMemories, s.MadeMemories)
+			require.Equal(t, before.MadeHosts, s.MadeHosts)
+			require.Equal(t, before.MadeStreams, s.MadeStreams)
+		}
+		before = s
+	}
+	w.each(func(x *rank, r int) error {
+		if err := errors.Join(x.b.Close(), x.cpu.Close()); err != nil {
+			return err
+		}
+		return errors.Join(last[r].Indices().Memory().(driver.Memory).Close(), last[r].Values().Memory().(driver.Memory).Close())
+	})
+	for _, x := range w.ranks {
+		x.free()
+	}
+	require.NoError(t, w.m.Close())
+}

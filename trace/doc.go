@@ -17,7 +17,7 @@
 //	c10d trace /tmp/job/rank*     # who was late, and a file for ui.perfetto.dev
 //
 // Wait of a failed operation returns when the file is written, and so does Close. Both wait for at most two seconds.
-// If the file cannot be written, a line in the log says why.
+// If the file cannot be written, a line in the log says why. Only this user can read it, and a directory that Dump makes.
 //
 // A dump names its run, the launcher's name for the job, and how often the launcher has restarted it. The newest file of
 // a rank has the plain name. When a run finds one of an earlier run, it renames that: rank_3 of run 5e1c09aa, attempt 0,

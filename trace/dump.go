@@ -15,6 +15,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/c10d-go/c10d/internal/ownfile"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -36,14 +37,14 @@ func (r *Recorder) Dump() (string, error) {
 		return "", errors.New("trace: this process has no rank yet: no group has begun")
 	}
 	name := r.options.Prefix + strconv.Itoa(number)
-	err := os.MkdirAll(filepath.Dir(name), 0o777)
+	err := ownfile.MkdirAll(filepath.Dir(name))
 	if written := name + "\x00" + run; err == nil && r.dumps.written != written {
 		if err = keep(name, r.options.Prefix, number); err == nil {
 			r.dumps.written = written
 		}
 	}
 	if err == nil {
-		err = replace(name, data)
+		err = ownfile.Replace(name, data)
 	}
 	if err != nil {
 		return "", fmt.Errorf("trace: dump %s cannot be written: %w", name, err)
@@ -51,20 +52,25 @@ func (r *Recorder) Dump() (string, error) {
 	return name, nil
 }
 
-// keep gives a dump of an earlier run another name, by its run and attempt. It does nothing if there is no file.
+// keep gives a dump of an earlier run another name, by its run and attempt. It does nothing if there is no file. It does
+// not read what another user has put there: that may be as large as memory.
 func keep(name, prefix string, number int) error {
 	info, err := os.Lstat(name)
 	if err != nil || !info.Mode().IsRegular() {
-		return nil // replace says what is wrong
+		return nil // ownfile.Replace says what is wrong
 	}
 	run, attempt := "", 0
-	if f, err := ReadFile(name); err == nil {
-		run, attempt = cmp.Or(short(f.Run), f.Job), f.Attempt
+	if !ownfile.Foreign(info) {
+		if data, err := ownfile.Read(name, info.Size()); err == nil {
+			if f, err := Parse(name, data); err == nil {
+				run, attempt = cmp.Or(short(f.Run), f.Job), f.Attempt
+			}
+		}
 	}
 	if run = unfit.ReplaceAllString(run, "-"); run == "" {
 		run = info.ModTime().UTC().Format("20060102T150405.000")
 	}
-	return os.Rename(name, earlier(prefix, run[:min(len(run), 64)], attempt)+strconv.Itoa(number))
+	return ownfile.Explain(name, os.Rename(name, earlier(prefix, run[:min(len(run), 64)], attempt)+strconv.Itoa(number)))
 }
 
 // unfit are characters that a job's name can have, and that need not be in a file's name.
@@ -84,25 +90,6 @@ func earlier(prefix, run string, attempt int) string {
 
 // short is the part of a run's name that file names and reports show.
 func short(run string) string { return run[:min(len(run), 8)] }
-
-// replace writes a file so that a reader sees the last content or all of the new one. It does not follow a link that
-// somebody has put there.
-func replace(name string, data []byte) error {
-	next := filepath.Join(filepath.Dir(name), fmt.Sprintf(".%s.%d", filepath.Base(name), os.Getpid()))
-	os.Remove(next) // of a process that was killed
-	file, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(data)
-	if err = errors.Join(err, file.Close()); err == nil {
-		err = os.Rename(next, name)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(next))
-	}
-	return nil
-}
 
 // WriteTo writes a dump.
 func (r *Recorder) WriteTo(w io.Writer) (int64, error) {

@@ -52,13 +52,18 @@ type Entry struct {
 	described string // the description of the group
 }
 
-// ReadFile reads a dump. If the dump does not say its rank, the rank is the number at the end of the
-// file's name, as with PyTorch's dumps.
+// ReadFile reads a dump from a file: see Parse.
 func ReadFile(name string) (*File, error) {
 	data, err := os.ReadFile(name)
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}
+	return Parse(name, data)
+}
+
+// Parse reads a dump. If the dump does not say its rank, the rank is the number at the end of its name, as with
+// PyTorch's dumps.
+func Parse(name string, data []byte) (*File, error) {
 	f, err := parse(name, data)
 	if err != nil {
 		return nil, fmt.Errorf("trace: %s: %w", name, err)

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/c10d-go/c10d/internal/ownfile"
 )
 
 // WriteTorch writes the dumps in the form that PyTorch's analyzer takes, to files rank_0, rank_1 and so on of
@@ -20,7 +22,7 @@ import (
 // describes each group that has operations. Operations that have ended are completed. Gloo's messages are left
 // out, since their dumps do not tell the peer. WriteTorch does not write to a file that was read.
 func (j *Job) WriteTorch(dir string) error {
-	if err := os.MkdirAll(dir, 0o777); err != nil {
+	if err := ownfile.MkdirAll(dir); err != nil {
 		return fmt.Errorf("trace: %w", err)
 	}
 	to := func(f *File) string { return filepath.Join(dir, fmt.Sprint("rank_", f.Rank)) }
@@ -37,7 +39,7 @@ func (j *Job) WriteTorch(dir string) error {
 			return fmt.Errorf("trace: %s: %w", f.Name, err)
 		}
 		b := append(pickle([]byte{opProto, 2}, d), opStop)
-		if err := os.WriteFile(to(f), b, 0o666); err != nil {
+		if err := ownfile.Replace(to(f), b); err != nil {
 			return fmt.Errorf("trace: %w", err)
 		}
 	}

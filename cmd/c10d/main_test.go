@@ -393,6 +393,16 @@ func TestRunLogDir(t *testing.T) {
 	require.Equal(t, "out 1\n", string(text))
 }
 
+// TestRunLogDirFifo: a FIFO in the place of a log stops neither the job nor its end.
+func TestRunLogDirFifo(t *testing.T) {
+	dir := t.TempDir()
+	p := start(t, nil, "run", "-n", "1", "-max-restarts", "1", "-tee", "-log-dir", dir, "--", "/bin/sh", "-c",
+		`if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then rm "$0/rank0.log" && mkfifo "$0/rank0.log"; exit 1; fi; echo restarted; exec sleep 600`, dir)
+	p.await(1, "[rank0] restarted")
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 128+int(syscall.SIGTERM), p.wait())
+}
+
 func TestRunEnvironment(t *testing.T) {
 	names := map[string]string{
 		"WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": "1", "ROLE_NAME": "default",

@@ -90,7 +90,7 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	flags.DurationVar(&j.Grace, "grace", agent.DefaultGrace, "`duration` between a signal and SIGKILL; 0 means none")
 	flags.DurationVar(&j.Meeting, "rdzv-timeout", agent.DefaultMeeting, "longest `duration` to wait for the other nodes")
 	flags.BoolVar(&j.NoPrefix, "no-prefix", false, "pass output on unchanged, without the rank's number")
-	flags.StringVar(&j.LogDir, "log-dir", "", "write each rank's output to rank<k>.log in this `directory` instead of showing it; files of an earlier run are removed")
+	flags.StringVar(&j.LogDir, "log-dir", "", "write each rank's output to rank<k>.log in this `directory` instead of showing it; only you can read the files; those of an earlier run are removed")
 	flags.BoolVar(&j.Tee, "tee", false, "with -log-dir: show the output as well")
 	j.Secrets = credentials.FromEnv(os.Getenv)
 	j.Secrets.Flags(flags)

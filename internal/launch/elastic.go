@@ -3,9 +3,10 @@ package launch
 import (
 	"encoding/json"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
+
+	"github.com/c10d-go/c10d/internal/ownfile"
 )
 
 const (
@@ -44,15 +45,12 @@ func WriteEpoch(path string, e Epoch) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", text, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return ownfile.Replace(path, text)
 }
 
 // ReadEpoch reads what WriteEpoch wrote.
 func ReadEpoch(path string) (e Epoch, err error) {
-	text, err := os.ReadFile(path)
+	text, err := ownfile.Read(path, maxNote)
 	if err == nil {
 		err = json.Unmarshal(text, &e)
 	}

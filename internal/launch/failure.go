@@ -3,8 +3,9 @@ package launch
 import (
 	"encoding/json"
 	"errors"
-	"os"
 	"time"
+
+	"github.com/c10d-go/c10d/internal/ownfile"
 )
 
 // FailureVariable names the environment variable by which "c10d run" tells a rank
@@ -31,13 +32,16 @@ type Blame struct {
 	Message string    `json:"message"`
 }
 
+// maxNote is more than any Blame or Epoch has.
+const maxNote = 8 << 20
+
 // WriteBlame writes b to a file that does not exist: the first failure counts.
 func WriteBlame(path string, b Blame) error {
 	text, err := json.Marshal(b)
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	f, err := ownfile.Create(path)
 	if err != nil {
 		return err
 	}
@@ -48,7 +52,7 @@ func WriteBlame(path string, b Blame) error {
 // ReadBlame reads what WriteBlame wrote.
 func ReadBlame(path string) (Blame, error) {
 	var b Blame
-	text, err := os.ReadFile(path)
+	text, err := ownfile.Read(path, maxNote)
 	if err == nil {
 		err = json.Unmarshal(text, &b)
 	}

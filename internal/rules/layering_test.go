@@ -36,6 +36,7 @@ var layers = []layer{
 	{"internal/reduce/asm", nil},
 	{"internal/exact", []string{"tensor"}},
 	{"internal/openfiles", nil},
+	{"internal/ownfile", nil},
 	{"internal/copies", []string{"golang.org/x/sys/..."}},
 	{"internal/memfd", []string{"internal/openfiles", "golang.org/x/sys/..."}},
 	{"internal/freeport", nil},
@@ -63,8 +64,8 @@ var layers = []layer{
 
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
 
-	{"trace", []string{"tensor", "work", "backend"}},
-	{"trace/debug", []string{"work", "backend", "trace", "internal/credentials"}},
+	{"trace", []string{"tensor", "work", "backend", "internal/ownfile"}},
+	{"trace/debug", []string{"work", "backend", "trace", "internal/credentials", "internal/ownfile"}},
 
 	{"backend/detail", []string{"tensor", "work", "store", "backend", "internal/begun"}},
 
@@ -140,8 +141,8 @@ var layers = []layer{
 	{"internal/rollcall", []string{"store"}},
 	{"internal/notice", []string{"store", "internal/lag"}},
 	{"internal/membership", []string{"store"}},
-	{"internal/launch", []string{"store"}},
-	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "store", "store/tcp", "trace/debug", "golang.org/x/sys/..."}},
+	{"internal/launch", []string{"store", "internal/ownfile"}},
+	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "internal/ownfile", "store", "store/tcp", "trace/debug", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},
 	{"pg", []string{"tensor", "work", "trace", "trace/debug", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/membership", "internal/notice", "internal/rollcall", "internal/waiting"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "pg"}},

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/ownfile"
 	"github.com/c10d-go/c10d/trace"
 )
 
@@ -657,12 +658,8 @@ func (j *Job) dump(ctx context.Context) (report, dir string, err error) {
 			continue
 		}
 		name := filepath.Join(dir, "rank_"+itoa(rank))
-		err := os.WriteFile(name, d, 0o666)
-		var f *trace.File
-		if err == nil {
-			f, err = trace.ReadFile(name)
-		}
-		if err != nil {
+		f, err := trace.Parse(name, d)
+		if err = errors.Join(err, ownfile.Replace(name, d)); err != nil {
 			errs[rank] = err
 			continue
 		}

@@ -264,6 +264,11 @@ func TestJob(t *testing.T) {
 	require.Contains(t, page, "no dump of rank 2: no answer")
 	require.Contains(t, page, "2 dumps of ranks 0-1")
 	files, err := filepath.Glob(filepath.Join(dir, "c10d-dump-*", "rank_*"))
+	for _, name := range files {
+		info, err := os.Stat(name)
+		require.NoError(t, err)
+		require.Zero(t, info.Mode().Perm()&0o077, "only this user can read dumps")
+	}
 	require.NoError(t, err)
 	require.Len(t, files, 2)
 	silent = true

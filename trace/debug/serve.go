@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/internal/credentials"
+	"github.com/c10d-go/c10d/internal/ownfile"
 )
 
 // Access says who may see a page, and how. The zero value lets everybody on this host see it.
@@ -193,10 +194,10 @@ func (a Access) guard(h http.Handler, open bool) http.Handler {
 // listenUnix listens on a socket that only this user can use. A socket that a process has left behind
 // is replaced. One on which somebody listens is in use.
 func listenUnix(path string) (net.Listener, error) {
-	ln, err := net.Listen("unix", path)
+	ln, err := ownfile.Listen(path)
 	if err != nil && leftBehind(path) {
 		_ = os.Remove(path)
-		ln, err = net.Listen("unix", path)
+		ln, err = ownfile.Listen(path)
 	}
 	if err != nil {
 		return nil, err

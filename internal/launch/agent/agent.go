@@ -21,6 +21,7 @@ import (
 
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/internal/ownfile"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 )
@@ -108,7 +109,7 @@ type Job struct {
 	Stdout, Stderr io.Writer // what the ranks print; nil discards. The agent uses them from one goroutine at a time
 	Color          bool      // colour the prefixes
 	NoPrefix       bool      // pass output on byte by byte
-	LogDir         string    // if set, rank k's output goes to the file rank<k>.log there, and the error file of a failed one to rank<k>.error.json; files of an earlier run are removed
+	LogDir         string    // if set, rank k's output goes to the file rank<k>.log there, and the error file of a failed one to rank<k>.error.json; only this user can read them; files of an earlier run are removed
 	Tee            bool      // with LogDir, also to Stdout and Stderr
 
 	Signals <-chan os.Signal                 // passed on to the ranks
@@ -326,6 +327,7 @@ type agent struct {
 	token credentials.Token
 
 	rankSecrets [][]string // variables of each local rank
+	logs        []*os.File // of each local rank; none without LogDir
 	pages       *pages     // nil without Debug
 
 	base, size int       // this node's first rank; ranks of all nodes
@@ -337,12 +339,13 @@ type agent struct {
 func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 	start := time.Now()
 	if a.LogDir != "" {
-		if err := os.MkdirAll(a.LogDir, 0o777); err != nil {
+		if err := ownfile.MkdirAll(a.LogDir); err != nil {
 			return nil, err
 		}
 	}
-	if a.dir, err = os.MkdirTemp(a.LogDir, scratchName); err != nil {
-		return nil, err
+	// Not in LogDir: whoever may write there could put another directory in its place.
+	if a.dir, err = os.MkdirTemp("", scratchName); err != nil {
+		return nil, fmt.Errorf("%w: set TMPDIR to a directory of your own", err)
 	}
 	defer os.RemoveAll(a.dir)
 	if a.guard, err = startGuard(a.Guard); err != nil {
@@ -359,7 +362,12 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 		return nil, err
 	}
 	defer a.part()
-	if err := a.clearLogs(); err != nil {
+	defer func() {
+		for _, log := range a.logs {
+			log.Close()
+		}
+	}()
+	if err := a.openLogs(); err != nil {
 		return nil, err
 	}
 	if err := a.nameSecrets(); err != nil {
@@ -760,7 +768,7 @@ func (a *agent) start(local, restarts, again int, join bool, addr string, exits 
 	if again > 0 {
 		dir = filepath.Join(attempt, fmt.Sprintf("%d.%d", local, again))
 	}
-	if err := errors.Join(os.MkdirAll(dir, 0o777), os.MkdirAll(scratch, 0o777)); err != nil {
+	if err := errors.Join(os.MkdirAll(dir, 0o700), os.MkdirAll(scratch, 0o700)); err != nil {
 		return nil, err
 	}
 	r := &rank{
@@ -779,22 +787,13 @@ func (a *agent) start(local, restarts, again int, join bool, addr string, exits 
 		restarts = again
 	}
 	setProcAttr(r.cmd)
-	var log *os.File
+	r.lines = &rankOutput{out: a.out, show: a.LogDir == "" || a.Tee}
 	if a.LogDir != "" {
-		flags := os.O_CREATE | os.O_WRONLY | os.O_APPEND
-		if restarts == 0 {
-			flags |= os.O_TRUNC
-		}
-		var err error
-		if log, err = os.OpenFile(a.logFile(r.rank), flags, 0o666); err != nil {
-			return nil, err
-		}
+		r.lines.log = a.logs[local]
 		if restarts > 0 {
-			fmt.Fprintf(log, "--- restart %d ---\n", restarts)
+			fmt.Fprintf(r.lines.log, "--- restart %d ---\n", restarts)
 		}
 	}
-	show := a.LogDir == "" || a.Tee
-	r.lines = &rankOutput{out: a.out, log: log, show: show}
 	if !a.NoPrefix {
 		r.lines.prefix = prefix(r.rank, a.Color)
 	}
@@ -813,11 +812,12 @@ func (a *agent) failure(x exit) Failure {
 		return f
 	}
 	f.Stderr, f.Crash = x.rank.lines.lastLines(), x.rank.lines.crashed()
-	f.Message = readErrorFile(x.rank.errorFile)
+	text, _ := ownfile.Read(x.rank.errorFile, maxErrorFile)
+	f.Message = errorMessage(text)
 	f.Blames = readBlame(x.rank.blameFile)
 	if f.Message != "" && a.LogDir != "" {
 		f.ErrorFile = filepath.Join(a.LogDir, errorName(f.Rank))
-		if err := os.Rename(x.rank.errorFile, f.ErrorFile); err != nil {
+		if err := ownfile.Replace(f.ErrorFile, text); err != nil {
 			a.Logf("keeping the error file of rank %d: %v", f.Rank, err)
 			f.ErrorFile = ""
 		}
@@ -838,9 +838,9 @@ func (a *agent) stateOf(r *rank) Failure {
 	return f
 }
 
-// clearLogs removes what an earlier run has left in the log directory: files of this node's ranks, and of ranks that this
-// job does not have.
-func (a *agent) clearLogs() error {
+// openLogs makes the logs of this node's ranks. Before that it removes what an earlier run has left in the log directory:
+// files of these ranks, and of ranks that this job does not have.
+func (a *agent) openLogs() error {
 	if a.LogDir == "" {
 		return nil
 	}
@@ -851,7 +851,14 @@ func (a *agent) clearLogs() error {
 			continue
 		}
 		if mine := rank >= a.base && rank < a.base+a.Procs; mine || rank >= max(a.size, a.Most) {
-			err = errors.Join(err, os.Remove(filepath.Join(a.LogDir, f.Name())))
+			path := filepath.Join(a.LogDir, f.Name())
+			err = errors.Join(err, ownfile.Explain(path, os.Remove(path)))
+		}
+	}
+	for local := 0; err == nil && local < a.Procs; local++ {
+		var log *os.File
+		if log, err = ownfile.Create(a.logFile(a.base + local)); err == nil {
+			a.logs = append(a.logs, log)
 		}
 	}
 	return err
@@ -882,19 +889,16 @@ func lastLine(lines []string) string {
 	return ""
 }
 
-// readErrorFile returns the content of a rank's error file: the traceback or the message if
+// Tracebacks have a few KiB. The log directory gets more of a rank's error file than reports do.
+const (
+	maxErrorFile    = 1 << 20
+	maxErrorMessage = 64 << 10
+)
+
+// errorMessage returns what reports have of a rank's error file: the traceback or the message if
 // it has torchrun's form, otherwise the text.
-func readErrorFile(path string) string {
-	const limit = 64 << 10 // tracebacks have a few KiB; the rest stays in the file
-	file, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, limit))
-	if err != nil {
-		return ""
-	}
+func errorMessage(text []byte) string {
+	text = text[:min(len(text), maxErrorMessage)]
 	var outer struct{ Message json.RawMessage }
 	if json.Unmarshal(text, &outer) != nil || len(outer.Message) == 0 {
 		return string(text)

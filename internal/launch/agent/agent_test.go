@@ -118,7 +118,10 @@ func TestRunClearsLogs(t *testing.T) {
 	for rank := range 5 {
 		require.NoError(t, os.WriteFile(filepath.Join(j.LogDir, errorName(rank)), []byte("{}"), 0o666))
 	}
-	require.NoError(t, a.clearLogs())
+	require.NoError(t, a.openLogs())
+	for _, log := range a.logs {
+		log.Close()
+	}
 	for rank := range 5 {
 		_, err := os.Stat(filepath.Join(j.LogDir, errorName(rank)))
 		require.Equal(t, rank < 2, err == nil, rank)
@@ -210,9 +213,7 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-func TestReadErrorFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "error.json")
-	require.Empty(t, readErrorFile(path))
+func TestErrorMessage(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "",
 		`{"message":{"message":"m","extraInfo":{"py_callstack":"stack"}}}`: "stack",
@@ -223,8 +224,7 @@ func TestReadErrorFile(t *testing.T) {
 		`[]`:                                                               `[]`,
 		strings.Repeat("x", 100_000):                                       strings.Repeat("x", 64<<10),
 	} {
-		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
-		require.Equal(t, want, readErrorFile(path))
+		require.Equal(t, want, errorMessage([]byte(text)))
 	}
 }
 

@@ -43,9 +43,6 @@ type pages struct {
 	asked []string       // keys of questions that are over, and of answers that came too late, or not at all
 }
 
-// maxSocket is the longest path of a socket on every system.
-const maxSocket = 90
-
 // maxAnswer bounds the answer of a rank. The largest is the goroutines of a big program, which are cut. Between
 // nodes it goes compressed, because a value of the agents' store has at most 8 MiB.
 const maxAnswer = 16 << 20
@@ -55,14 +52,8 @@ func (a *agent) startPages() (err error) {
 	if a.Debug == "" {
 		return nil
 	}
-	p := &pages{agent: a, dir: a.dir, ranks: make(map[int]*rank), about: make(map[int]string)}
-	if len(filepath.Join(p.dir, "page65535")) > maxSocket {
-		if p.dir, err = os.MkdirTemp("", scratchName); err != nil {
-			return err
-		}
-		a.guard.remove(p.dir)
-	}
-	if p.dir, err = filepath.Abs(p.dir); err != nil {
+	p := &pages{agent: a, ranks: make(map[int]*rank), about: make(map[int]string)}
+	if p.dir, err = filepath.Abs(a.dir); err != nil {
 		return err
 	}
 	ctx, stop := context.WithCancel(context.Background())
@@ -118,9 +109,6 @@ func (p *pages) close() {
 		p.server.Close()
 	}
 	p.loop.Wait()
-	if p.dir != p.agent.dir {
-		os.RemoveAll(p.dir)
-	}
 }
 
 func (p *pages) socket(local int) string { return filepath.Join(p.dir, "page"+strconv.Itoa(local)) }

@@ -12,9 +12,8 @@
 //	C10D_FAILURE_FILE         package pg notes there which rank ended its group
 //	C10D_SCRATCH_DIR          a directory that the ranks of the node share during an attempt
 //
-// They are in a directory of the agent, under Job.LogDir or else under the system's
-// temporary directory. The agent removes it at the end; if the agent is killed, its guard
-// does. The error files of failed ranks stay in Job.LogDir.
+// They are in a directory of the agent, under the system's temporary directory (os.TempDir). The agent removes it at
+// the end; if the agent is killed, its guard does. Copies of the error files of failed ranks stay in Job.LogDir.
 //
 // # Ranks that end early
 //

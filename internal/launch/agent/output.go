@@ -64,7 +64,7 @@ type rankOutput struct {
 	show   bool
 
 	mu    sync.Mutex
-	log   *os.File // nil if there is none
+	log   *os.File // nil if there is none; the agent closes it
 	tail  []string
 	torn  bool      // the last of tail has no end yet
 	wrote time.Time // when standard error last had something
@@ -207,13 +207,4 @@ func (o *rankOutput) lastWrote() time.Time {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.wrote
-}
-
-func (o *rankOutput) close() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.log != nil {
-		o.log.Close()
-		o.log = nil
-	}
 }

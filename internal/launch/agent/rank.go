@@ -52,7 +52,6 @@ func (r *rank) start(exits chan<- exit) error {
 func (r *rank) live(started chan<- error, exits chan<- exit) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	defer r.lines.close()
 	var ends [2]*os.File
 	err := r.open(&ends)
 	started <- err

@@ -1,0 +1,77 @@
+// Package ownfile makes and reads files in directories to which other users may write, such as /tmp. A file that it makes
+// is new, so no other user has it open or has chosen where it lies. Only this user can read it. No function waits for
+// another process.
+package ownfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// MkdirAll makes a directory that only this user can use, and its parents, if they do not exist. A path that leads
+// through a link of another user is refused.
+func MkdirAll(dir string) error {
+	for path := filepath.Clean(dir); ; path = filepath.Dir(path) {
+		if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSymlink != 0 && Foreign(info) {
+			return fmt.Errorf("%s is a link that another user has made: choose a directory of your own", path)
+		}
+		if path == filepath.Dir(path) {
+			return os.MkdirAll(dir, 0o700)
+		}
+	}
+}
+
+// Create makes a file to append to. It fails if there is one.
+func Create(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL, 0o600)
+	return file, Explain(path, err)
+}
+
+// Replace writes a file so that a reader sees the last content or all of the new one. It replaces a link, too.
+func Replace(path string, data []byte) error {
+	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	if err = errors.Join(err, file.Close()); err == nil {
+		err = os.Rename(file.Name(), path)
+	}
+	if err != nil {
+		err = errors.Join(Explain(path, err), os.Remove(file.Name()))
+	}
+	return err
+}
+
+// Read returns the first limit bytes of a file. It refuses what is no regular file.
+func Read(path string, limit int64) ([]byte, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|atOnce, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file", path)
+	}
+	return io.ReadAll(io.LimitReader(file, limit))
+}
+
+// Explain returns err, an error of a call that makes, replaces or removes a file, with what to do if the file is another
+// user's.
+func Explain(path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if info, no := os.Lstat(path); no == nil && Foreign(info) {
+		return fmt.Errorf("%s belongs to another user: choose a directory of your own: %w", path, err)
+	}
+	return err
+}

@@ -1,0 +1,122 @@
+//go:build unix
+
+package ownfile
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// traps makes a directory with what another user could put in the place of a file, and a file behind the links.
+func traps(t *testing.T) (dir, behind string, names []string) {
+	dir, behind = t.TempDir(), filepath.Join(t.TempDir(), "behind")
+	require.NoError(t, os.WriteFile(behind, []byte("as it was"), 0o666))
+	at := func(name string) string {
+		names = append(names, name)
+		return filepath.Join(dir, name)
+	}
+	require.NoError(t, os.Symlink(behind, at("link")))
+	require.NoError(t, os.Symlink("nowhere", at("dangling")))
+	require.NoError(t, os.Link(behind, at("hard link")))
+	require.NoError(t, syscall.Mkfifo(at("fifo"), 0o666))
+	require.NoError(t, os.WriteFile(at("file"), nil, 0o666))
+	t.Cleanup(func() {
+		text, err := os.ReadFile(behind)
+		require.NoError(t, err)
+		require.Equal(t, "as it was", string(text))
+		require.NoFileExists(t, filepath.Join(dir, "nowhere"))
+	})
+	return dir, behind, names
+}
+
+func TestCreate(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0))
+	dir, _, names := traps(t)
+	for _, name := range names {
+		_, err := Create(filepath.Join(dir, name))
+		require.ErrorIs(t, err, fs.ErrExist, name)
+	}
+	file, err := Create(filepath.Join(dir, "new"))
+	require.NoError(t, err)
+	defer file.Close()
+	info, err := file.Stat()
+	require.NoError(t, err)
+	require.Equal(t, fs.FileMode(0o600), info.Mode())
+}
+
+func TestReplace(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0))
+	dir, _, names := traps(t)
+	for _, name := range append(names, "new") {
+		path := filepath.Join(dir, name)
+		require.NoError(t, Replace(path, []byte(name)))
+		info, err := os.Lstat(path)
+		require.NoError(t, err)
+		require.Equal(t, fs.FileMode(0o600), info.Mode(), name)
+		text, err := Read(path, 3)
+		require.NoError(t, err)
+		require.Equal(t, name[:3], string(text))
+	}
+	require.Error(t, Replace(t.TempDir(), nil), "a directory")
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, len(names)+1)
+}
+
+func TestRead(t *testing.T) {
+	dir, behind, _ := traps(t)
+	for _, name := range []string{"link", "dangling", "fifo", "", "none"} {
+		_, err := Read(filepath.Join(dir, name), 100)
+		require.Error(t, err, name)
+	}
+	require.NoError(t, os.Truncate(filepath.Join(dir, "file"), 1<<40))
+	text, err := Read(filepath.Join(dir, "file"), 100)
+	require.NoError(t, err)
+	require.Equal(t, strings.Repeat("\x00", 100), string(text))
+	text, err = Read(behind, 100)
+	require.NoError(t, err)
+	require.Equal(t, "as it was", string(text))
+}
+
+func TestMkdirAll(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0))
+	dir := t.TempDir()
+	require.NoError(t, MkdirAll(filepath.Join(dir, "a/b")))
+	for _, name := range []string{"a", "a/b"} {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		require.NoError(t, err)
+		require.Equal(t, fs.ModeDir|0o700, info.Mode())
+	}
+	link := filepath.Join(dir, "link")
+	require.NoError(t, os.Symlink("a", link))
+	require.NoError(t, MkdirAll(filepath.Join(link, "b")), "an own link")
+	if err := os.Lchown(link, 1, 1); err != nil {
+		t.Skip("only root can make links of other users")
+	}
+	for _, path := range []string{link, filepath.Join(link, "b"), filepath.Join(link, "c")} {
+		require.EqualError(t, MkdirAll(path), link+" is a link that another user has made: choose a directory of your own")
+	}
+	require.NoFileExists(t, filepath.Join(dir, "a/c"))
+}
+
+// TestListen: there is no moment in which another user can connect.
+func TestListen(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the caller sets the mode")
+	}
+	defer syscall.Umask(syscall.Umask(0))
+	path := filepath.Join(t.TempDir(), "socket")
+	l, err := Listen(path)
+	require.NoError(t, err)
+	defer l.Close()
+	info, err := os.Lstat(path)
+	require.NoError(t, err)
+	require.Equal(t, fs.ModeSocket|0o600, info.Mode())
+}

@@ -1,0 +1,77 @@
+//go:build unix
+
+package trace
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestDumpsAreOwn: only this user can read dumps. What is in the place of one is replaced, and not written to.
+func TestDumpsAreOwn(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0))
+	dir := filepath.Join(t.TempDir(), "job")
+	behind := filepath.Join(t.TempDir(), "behind")
+	require.NoError(t, os.WriteFile(behind, []byte("as it was"), 0o666))
+	r := ofRun(filepath.Join(dir, "rank_"), Member{Run: firstRun})
+	name, err := r.Dump()
+	require.NoError(t, err)
+	j, err := Merge(read(t, dir, "rank_0"))
+	require.NoError(t, err)
+	for _, c := range []struct {
+		name  string
+		write func(name string) error
+	}{
+		{name, func(string) error { _, err := r.Dump(); return err }},
+		{filepath.Join(dir, "torch", "rank_0"), func(name string) error { return j.WriteTorch(filepath.Dir(name)) }},
+	} {
+		for _, trap := range []func() error{
+			func() error { return nil },
+			func() error { return os.Symlink(behind, c.name) },
+			func() error { return os.Link(behind, c.name) },
+			func() error { return syscall.Mkfifo(c.name, 0o666) },
+		} {
+			_ = os.Remove(c.name)
+			require.NoError(t, trap())
+			require.NoError(t, c.write(c.name))
+			for path, want := range map[string]fs.FileMode{filepath.Dir(c.name): fs.ModeDir | 0o700, c.name: 0o600} {
+				info, err := os.Lstat(path)
+				require.NoError(t, err)
+				require.Equal(t, want, info.Mode())
+			}
+		}
+	}
+	text, err := os.ReadFile(behind)
+	require.NoError(t, err)
+	require.Equal(t, "as it was", string(text))
+}
+
+// TestForeignDump: a dump of another user gets another name, and is not read for that. A link of another user in the
+// path is not followed.
+func TestForeignDump(t *testing.T) {
+	dir := t.TempDir()
+	prefix := filepath.Join(dir, "rank_")
+	name, err := ofRun(prefix, Member{Run: firstRun}).Dump()
+	require.NoError(t, err)
+	if err := os.Chown(name, 1, 1); err != nil {
+		t.Skip("only root can make files of other users")
+	}
+	_, err = ofRun(prefix, Member{Run: secondRun}).Dump()
+	require.NoError(t, err)
+	require.Equal(t, secondRun, read(t, dir, "rank_0")[0].Run)
+	kept, err := filepath.Glob(filepath.Join(dir, "rank.2*T*"))
+	require.NoError(t, err)
+	require.Len(t, kept, 1)
+
+	link := filepath.Join(t.TempDir(), "job")
+	require.NoError(t, os.Symlink(dir, link))
+	require.NoError(t, os.Lchown(link, 1, 1))
+	_, err = ofRun(filepath.Join(link, "rank_"), Member{Run: firstRun}).Dump()
+	require.ErrorContains(t, err, link+" is a link that another user has made: choose a directory of your own")
+	require.Equal(t, secondRun, read(t, dir, "rank_0")[0].Run)
+}

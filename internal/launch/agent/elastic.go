@@ -169,11 +169,14 @@ func (e *elastic) restart(s *slot) {
 	e.ranks = append(e.ranks, r)
 }
 
+// readEpoch is replaced by tests.
+var readEpoch = launch.ReadEpoch
+
 // look looks at what the ranks and the other nodes do.
 func (e *elastic) look() {
 	latest := e.epoch
 	for _, s := range e.slots {
-		now, err := launch.ReadEpoch(s.rank.epochFile)
+		now, err := readEpoch(s.rank.epochFile)
 		if err != nil {
 			continue // nothing yet
 		}
@@ -202,7 +205,7 @@ func (e *elastic) look() {
 func (e *elastic) learn() {
 	for _, s := range e.slots {
 		if s.live && !s.awaited && s.id < 0 {
-			if now, err := launch.ReadEpoch(s.rank.epochFile); err == nil {
+			if now, err := readEpoch(s.rank.epochFile); err == nil {
 				s.id = now.ID
 			}
 		}

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -238,24 +237,15 @@ func TestElasticNamesTheRankThatCame(t *testing.T) {
 		e.slots = append(e.slots, &slot{local: local, id: -local - 1, live: true, rank: &rank{epochFile: filepath.Join(dir, name)}})
 	}
 	stays := e.slots[1].rank.epochFile
-	require.NoError(t, syscall.Mkfifo(stays, 0o600))
-	wrote := make(chan error)
-	go func() {
-		wrote <- func() error {
-			f, err := os.OpenFile(stays, os.O_WRONLY, 0) // look is about to read it
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			if err := launch.WriteEpoch(e.slots[0].rank.epochFile, launch.Epoch{ID: 2}); err != nil {
-				return err
-			}
-			_, err = f.WriteString(`{"epoch":2,"id":1,"ids":[1,2],"left":[{"id":0,"why":"it died"}]}`)
-			return err
-		}()
-	}()
+	defer func() { readEpoch = launch.ReadEpoch }()
+	readEpoch = func(path string) (launch.Epoch, error) {
+		if path == stays {
+			require.NoError(t, launch.WriteEpoch(e.slots[0].rank.epochFile, launch.Epoch{ID: 2}))
+			return launch.Epoch{Epoch: 2, ID: 1, IDs: []int{1, 2}, Left: []launch.Absent{{ID: 0, Why: "it died"}}}, nil
+		}
+		return launch.ReadEpoch(path)
+	}
 	e.look()
-	require.NoError(t, <-wrote)
 	require.Equal(t, []string{"epoch 2: 2 ranks, members 1, 2; 0 left (it died), 2 came (rank 0 of this launcher)"}, said)
 	require.False(t, e.slots[0].member)
 }

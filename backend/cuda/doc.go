@@ -71,6 +71,10 @@
 // done, for which other ranks have to come. A call also waits while those before it in its group have left more than
 // 512 commands on a stream. These waits end with the operation's time, its context and the group.
 //
+// With CUDA_LAUNCH_BLOCKING=1, and under some profilers and debuggers, a launch returns when its kernel has ended. A
+// call then returns when the ranks have done nearly all of its operation. It ends at the operation's timeout. A call
+// of the driver that does not return even then keeps the caller. Close gives up waiting for it after 5 s.
+//
 // The streams of collectives wait for other ranks. A group has two a device, one more with direct work,
 // and one for each lane that it has used (see Messages). Sends and receives through the host share two
 // more, however many are under way, and sparse all-reduces use one of these for their outcomes. These wait for nobody:

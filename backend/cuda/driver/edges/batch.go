@@ -12,8 +12,9 @@ type Batch struct {
 	t    *Tracker
 	ops  []operation
 	acc  []driver.Access
-	more bool // another batch has the end of this one
-	keep bool // Run does not end the turns
+	more bool     // another batch has the end of this one
+	keep bool     // Run does not end the turns
+	p    *Pending // that Run will return, if somebody has asked for it before
 
 	// Made by Run, kept for the next batch.
 	waits  []wait
@@ -170,25 +171,56 @@ func (b *Batch) Continues() { b.more = true }
 // others first, and calls Pending.Abort afterwards.
 func (b *Batch) KeepTurns() { b.keep = true }
 
+// Pending returns what Run will return, also with an error. Begin, End and Abort may be called before
+// Run has returned. So a host that is not the caller of Run can have its turns, and end them, while
+// Run blocks.
+func (b *Batch) Pending() *Pending {
+	if b.p == nil {
+		b.p = b.t.newPending()
+	}
+	return b.p
+}
+
 // Run enqueues the operations with the orders that they need, and ends the batch. If a call
 // fails, the commands before it stay enqueued. The Pending that comes with the error stands for
-// them. It is nil if nothing was.
+// them. It is nil if nothing was, and nobody has asked for it before.
 //
-// Run blocks while a stream has no room, and while another Run does.
+// Run blocks while a stream has no room, and while another Run does. Where launches block it also
+// waits for the host's turns that come before them: see Pending.
 func (b *Batch) Run() (*Pending, error) {
 	t := b.t
 	t.order.Lock()
 	defer t.order.Unlock()
 	defer b.free()
+	asked := b.p != nil
+	p := b.Pending()
+	err := b.run(p)
+	p.enqueued(err)
+	if err == nil {
+		return p, nil
+	}
+	nothing := len(p.lanes) == 0 && len(p.events) == 0
+	if !b.keep || nothing {
+		p.Abort()
+	}
+	if nothing && !asked {
+		p.Release()
+		return nil, err
+	}
+	return p, err
+}
+
+// run is Run, into p.
+func (b *Batch) run(p *Pending) error {
+	t := b.t
 	if t.closed {
-		return nil, errClosed()
+		return errClosed()
 	}
 	if err := b.check(); err != nil {
-		return nil, err
+		return err
 	}
 	t.trim()
 	b.plan()
-	p := t.newPending()
 	p.more = b.more
 	err := b.issue(p)
 	if err != nil {
@@ -198,18 +230,7 @@ func (b *Batch) Run() (*Pending, error) {
 		p.calls = max(p.calls, l.calls)
 	}
 	b.settle(p, err != nil)
-	if err == nil {
-		return p, nil
-	}
-	nothing := len(p.lanes) == 0 && len(p.events) == 0
-	if !b.keep || nothing {
-		p.Abort()
-	}
-	if nothing {
-		p.Release()
-		return nil, err
-	}
-	return p, err
+	return err
 }
 
 // check looks at what can be wrong with the batch as such.
@@ -249,6 +270,6 @@ func (b *Batch) free() {
 		b.ops[i] = operation{}
 	}
 	b.ops, b.acc, b.waits, b.clocks, b.tails = b.ops[:0], b.acc[:0], b.waits[:0], b.clocks[:0], b.tails[:0]
-	b.more, b.keep = false, false
+	b.more, b.keep, b.p = false, false, nil
 	b.t.batches = append(b.t.batches, b)
 }

@@ -119,6 +119,8 @@ func (b *Batch) enqueue(o *operation) error {
 // turn notes what the host has to wait for.
 func (b *Batch) turn(p *Pending, i int) {
 	o := &b.ops[i]
+	p.mu.Lock() // the host may be at an earlier turn
+	defer p.mu.Unlock()
 	from := len(p.needs)
 	for _, w := range b.waits[o.waitFrom:o.waitTo] {
 		if b.t.Trace != nil {

@@ -15,22 +15,26 @@ import (
 // Pending is a batch that was enqueued. Its methods may be called from many
 // goroutines.
 type Pending struct {
-	t        *Tracker
-	lanes    []laneEnd
-	needs    []need
-	turns    []turn
-	accesses []driver.Access
-	calls    int
+	t     *Tracker
+	lanes []laneEnd
+	calls int
 
 	more bool // the next one has the end
 
 	mu     sync.Mutex // not held while somebody waits; taken before the tracker's mu
 	uses   int
+	issued bool  // Run has returned: there are no more turns
+	wrong  error // what Run has returned
 	events []driver.Event
 	passed int    // events that have passed
 	ends   []need // turns that are part of the end
 	done   bool
 	err    error
+
+	// Run adds turns under mu. What is there does not change.
+	needs    []need
+	turns    []turn
+	accesses []driver.Access
 }
 
 // laneEnd is how far a lane is when the batch has ended.
@@ -99,26 +103,57 @@ func (p *Pending) Calls() int { return p.calls }
 // with has ended. If ctx ends first, the turn has still to be ended, or the batch
 // aborted.
 func (p *Pending) Begin(ctx context.Context, turn int) error {
-	u, err := p.find(turn)
+	u, needs, accesses, err := p.await(ctx, turn)
 	if err != nil {
 		return err
 	}
-	for _, n := range p.needs[u.from:u.to] {
+	for _, n := range needs {
 		if err := n.await(ctx); err != nil {
 			return fmt.Errorf("edges: %s waits for %s: %w", u.lane.name, n, err)
 		}
 	}
-	driver.HostAccess(p.t.d, u.lane.name, p.accesses[u.first:u.last]...)
+	driver.HostAccess(p.t.d, u.lane.name, accesses...)
 	return nil
 }
 
-// find returns the turn with the number that Batch.Host returned.
-func (p *Pending) find(n int) (*turn, error) {
-	i, found := slices.BinarySearchFunc(p.turns, n, func(u turn, n int) int { return u.op - n })
-	if found {
-		return &p.turns[i], nil
+// await waits until a turn has been enqueued.
+func (p *Pending) await(ctx context.Context, n int) (turn, []need, []driver.Access, error) {
+	for start := time.Now(); ; driver.Pause(start) {
+		p.mu.Lock()
+		if u := p.find(n); u != nil {
+			t, needs, accesses := *u, p.needs[u.from:u.to], p.accesses[u.first:u.last]
+			p.mu.Unlock()
+			return t, needs, accesses, nil
+		}
+		issued, wrong := p.issued, p.wrong
+		p.mu.Unlock()
+		switch {
+		case wrong != nil:
+			return turn{}, nil, nil, wrong
+		case issued:
+			return turn{}, nil, nil, &driver.Error{Call: "Begin", Device: -1, Err: fmt.Errorf("%w: no turn %d in the batch", driver.ErrInvalid, n)}
+		}
+		if err := ctx.Err(); err != nil {
+			return turn{}, nil, nil, fmt.Errorf("edges: turn %d has not been enqueued: %w", n, err)
+		}
 	}
-	return nil, &driver.Error{Call: "Begin", Device: -1, Err: fmt.Errorf("%w: no turn %d in the batch", driver.ErrInvalid, n)}
+}
+
+// find returns the turn with the number that Batch.Host returned, nil if it has not been enqueued. The
+// caller holds p.mu.
+func (p *Pending) find(n int) *turn {
+	i, found := slices.BinarySearchFunc(p.turns, n, func(u turn, n int) int { return u.op - n })
+	if !found {
+		return nil
+	}
+	return &p.turns[i]
+}
+
+// enqueued notes what Run returns.
+func (p *Pending) enqueued(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.issued, p.wrong = true, err
 }
 
 // await waits until the host may go on as far as n is concerned.
@@ -149,35 +184,63 @@ func (n need) await(ctx context.Context) error {
 // End ends the host's turn. Operations that wait for it go on as soon as the Host's earlier turns
 // have ended too.
 func (p *Pending) End(turn int) {
-	if u, err := p.find(turn); err == nil {
+	p.mu.Lock()
+	u := p.find(turn)
+	p.mu.Unlock()
+	if u != nil {
 		u.lane.end(u.signal)
 	}
 }
 
 // Abort ends all turns of the host that have not ended. So every stream goes on, in the order of the
 // batch: a turn ends when the operations before it have. What is in the memory is of no use. It may be
-// freed when the batch is done; Abort does not wait for that.
+// freed when the batch is done; Abort does not wait for that. If Run has not returned, the turns that it
+// adds end too.
 func (p *Pending) Abort() {
-	if len(p.turns) == 0 {
+	p.mu.Lock()
+	none := p.issued && len(p.turns) == 0
+	p.mu.Unlock()
+	if none {
 		return
 	}
 	t := p.t
 	p.Retain()
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed {
-		return // and so are the words
+	closed := t.closed // and so are the words
+	if !closed {
+		t.aborts.Go(func() {
+			defer p.Release()
+			p.endTurns()
+		})
 	}
-	t.aborts.Go(func() {
-		defer p.Release()
-		for _, u := range p.turns {
-			for _, n := range p.needs[u.from:u.to] {
-				// An error means that there is nothing to wait for any more.
-				_ = n.await(awaited{n.stream, t.quit})
-			}
-			u.lane.end(u.signal)
+	t.mu.Unlock()
+	if closed {
+		p.Release()
+	}
+}
+
+// endTurns ends the turns as they come.
+func (p *Pending) endTurns() {
+	for i := 0; ; i++ {
+		p.mu.Lock()
+		for len(p.turns) == i && !p.issued {
+			p.mu.Unlock()
+			time.Sleep(50 * time.Microsecond)
+			p.mu.Lock()
 		}
-	})
+		if len(p.turns) == i {
+			p.mu.Unlock()
+			return
+		}
+		u := p.turns[i]
+		needs := p.needs[u.from:u.to]
+		p.mu.Unlock()
+		for _, n := range needs {
+			// An error means that there is nothing to wait for any more.
+			_ = n.await(awaited{n.stream, p.t.quit})
+		}
+		u.lane.end(u.signal)
+	}
 }
 
 // awaited is the context of waiting for what an aborted turn comes after: it ends when
@@ -326,7 +389,7 @@ func (p *Pending) Release() {
 	clear(p.ends)
 	clear(p.lanes)
 	p.events, p.turns, p.needs, p.ends, p.lanes, p.accesses = p.events[:0], p.turns[:0], p.needs[:0], p.ends[:0], p.lanes[:0], p.accesses[:0]
-	p.passed, p.calls, p.more, p.done, p.err = 0, 0, false, false, nil
+	p.passed, p.calls, p.more, p.done, p.err, p.issued, p.wrong = 0, 0, false, false, nil, false, nil
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()
 	p.t.pending = append(p.t.pending, p)

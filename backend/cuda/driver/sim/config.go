@@ -68,6 +68,11 @@ type Config struct {
 	// such tests say //go:norace.
 	Quiet bool
 
+	// Blocking, if not nil, returns true for calls that return only when the device has done what they
+	// enqueue. So do launches with CUDA_LAUNCH_BLOCKING=1 and under profilers, and all calls on a full
+	// stream. The Call has its name, device and stream only.
+	Blocking func(Call) bool
+
 	// Dir is a folder that the processes of one simulated host share. Device memory then lies in
 	// files there, and other processes can open them by their handles. Every process makes a
 	// Machine of the same shape with the same folder. Without it memory is Go memory of this

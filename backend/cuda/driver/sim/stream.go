@@ -331,12 +331,34 @@ func (s *Stream) enter(call string) (skip bool, err error) {
 // enqueue resolves what o uses and appends it. A kernel must be able to reach
 // it.
 func (s *Stream) enqueue(call string, o *op, kernel bool, access ...driver.Access) error {
+	if err := s.add(call, o, kernel, access...); err != nil {
+		return err
+	}
+	c := s.s
+	if f := c.d.m.cfg.Blocking; f != nil && f(Call{Name: call, Device: c.dev.index, Stream: c.ag.name}) {
+		c.drain(o)
+	}
+	return nil
+}
+
+// drain blocks until the stream has done an operation that it was given. The host has not seen that.
+func (s *stream) drain(o *op) {
+	for s.done.Load() < o.n {
+		select {
+		case <-s.d.abort:
+			return
+		case <-time.After(50 * time.Microsecond):
+		}
+	}
+}
+
+func (s *Stream) add(call string, o *op, kernel bool, access ...driver.Access) error {
 	c := s.s
 	skip, err := s.enter(call)
 	if err != nil {
 		return err
 	}
-	runtime.Callers(3, o.pcs[:])
+	runtime.Callers(4, o.pcs[:])
 	on := -1
 	if kernel {
 		on = c.dev.index

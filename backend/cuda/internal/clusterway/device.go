@@ -563,7 +563,7 @@ const reportLimit = time.Second
 // blame says for whom the kernels waited, if the time of the operation is over.
 func (p *deviceJob) blame(err error) error {
 	var known *work.Error
-	if err == nil || !errors.Is(err, work.ErrTimeout) || errors.As(err, &known) {
+	if err == nil || !errors.Is(err, work.ErrTimeout) || errors.As(err, &known) || !p.o.Enqueued() {
 		return err
 	}
 	p.g.Abort()

@@ -95,6 +95,8 @@ type Engine struct {
 	gaveUp   bool      // Close has ended turns before what they come after
 	idle     []*shared // for later operations
 	posted   map[Post]chan struct{}
+	entering *Operation  // that is being enqueued, until it is queued
+	entry    *time.Timer // queues that one
 	wg       sync.WaitGroup
 	p2p      sync.WaitGroup
 }
@@ -236,7 +238,18 @@ func (b *Engine) Close() error {
 		return nil
 	}
 	defer close(b.closed)
-	b.interrupt()
+	if !b.interrupt() {
+		// The call uses all that there is.
+		b.InUse.Store(true)
+		b.Mu.Lock()
+		b.todo.Close()
+		b.Mu.Unlock()
+		err := fmt.Errorf("cuda: a call has not returned from the driver %v after the group ended, and its memory stays", CloseLimit)
+		if !b.alone {
+			err = errors.Join(err, b.CPU.Close())
+		}
+		return err
+	}
 	b.leave(dying)
 	b.p2p.Wait()
 	b.Mu.Lock()
@@ -283,18 +296,23 @@ func (b *Engine) Close() error {
 }
 
 // interrupt waits until no call is being made. It ends the group if one does not return: that call waits
-// for room on a stream.
-func (b *Engine) interrupt() {
-	for end := time.Now().Add(closeGrace); !b.Calls.TryLock(); time.Sleep(time.Millisecond) {
-		if time.Now().Before(end) {
-			continue
+// for room on a stream, or for a launch that blocks. It returns false if that does not end the call in
+// CloseLimit.
+func (b *Engine) interrupt() bool {
+	cut, end := false, time.Now().Add(closeGrace)
+	for ; !b.Calls.TryLock(); time.Sleep(time.Millisecond) {
+		switch {
+		case time.Now().Before(end):
+		case cut:
+			return false
+		default:
+			b.cutOff(b.Issuer.Info(work.Barrier, b.Seq()),
+				&departure{work.ErrPeerLeft, "it called Close while another call waited for room on a stream"})
+			cut, end = true, time.Now().Add(CloseLimit)
 		}
-		b.cutOff(b.Issuer.Info(work.Barrier, b.Seq()),
-			&departure{work.ErrPeerLeft, "it called Close while another call waited for room on a stream"})
-		b.Calls.Lock()
-		break
 	}
 	b.Calls.Unlock()
+	return true
 }
 
 // leave ends the pending operations, because this rank closes the group, and tells the others.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -48,9 +49,24 @@ func (o *Operation) expired() error {
 		return Canceled(o.Ctx)
 	}
 	if time.Now().After(o.deadline) {
-		return fmt.Errorf("%w after %v", work.ErrTimeout, o.timeout)
+		return fmt.Errorf("%w after %v%s", work.ErrTimeout, o.timeout, o.blocked())
 	}
 	return nil
+}
+
+// Enqueued reports whether the operation's commands have been enqueued, or will not be.
+func (o *Operation) Enqueued() bool { return o.issued.Load() }
+
+// blocked says if a call of the driver keeps the caller waiting while the operation is enqueued.
+func (o *Operation) blocked() string {
+	if o.Enqueued() {
+		return ""
+	}
+	why := "a stream is full, or a profiler or debugger makes launches block"
+	if v := os.Getenv("CUDA_LAUNCH_BLOCKING"); v != "" && v != "0" {
+		why = "CUDA_LAUNCH_BLOCKING is " + v
+	}
+	return ", in a call of the driver that has not returned: " + why
 }
 
 // Canceled says why a context ended.

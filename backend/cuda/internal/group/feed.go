@@ -1,6 +1,7 @@
 package group
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -8,13 +9,17 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/work"
 )
 
 // feed gives the streams what an operation through the host has them do. That is nearly
 // always little, and they get it at once. With hundreds of tensors or of runs of bytes they
-// get it in parts: each part when the ones before it have left room. The host has to take
-// its turns meanwhile, so the operation goes to the goroutine of the host's part together
-// with the first part. The call returns when the last part has been enqueued.
+// get it in parts: each part when the ones before it have left room. The call returns when the last
+// part has been enqueued.
+//
+// The host has to take its turns between parts, and where a call of the driver waits for one: so do
+// launches with CUDA_LAUNCH_BLOCKING=1, and all calls on a full stream. So the operation goes to the
+// goroutine of the host's part with the end of the first part, or when that takes long.
 type feed struct {
 	o      *Operation
 	batch  *edges.Batch
@@ -195,25 +200,91 @@ func (f *feed) room(n int) bool {
 // part enqueues the batch, waits until there is room for another part, and begins that.
 func (f *feed) part() {
 	o := f.o
-	p, err := f.batch.Run()
-	o.mu.Lock()
-	if p != nil {
-		o.parts = append(o.parts, p)
-	}
-	o.feedErr = err // such a part lacks turns
-	o.mu.Unlock()
-	if f.err = err; err != nil {
+	if f.run(); f.err != nil {
 		return
 	}
-	if !o.queued {
+	o.mu.Lock()
+	o.parts, o.pending = append(o.parts, o.pending), nil
+	o.mu.Unlock()
+	if len(o.parts) == 1 {
 		f.limit = mostCommands/mostParts - spareCommands
-		o.feeding.Add(1)
 		o.occupy(mostInParts)
-		o.queued = true
-		o.B.queue(o)
+		o.early()
 	}
 	if f.err = f.wait(); f.err == nil {
 		f.next()
+	}
+}
+
+// run enqueues the batch, which is pending from then on.
+func (f *feed) run() {
+	o := f.o
+	o.mu.Lock()
+	if o.halted {
+		o.mu.Unlock()
+		f.err = cmp.Or(o.B.Broken(), work.ErrAborted)
+		return
+	}
+	o.pending = f.batch.Pending()
+	o.mu.Unlock()
+	f.batch.KeepTurns() // the host may be in one
+	first := len(o.parts) == 0
+	if first {
+		o.enters()
+	}
+	_, f.err = f.batch.Run()
+	if first {
+		o.entered()
+	}
+}
+
+// enters begins to watch how long the operation's first part takes. After longEnough the operation goes
+// to the goroutine of the host's part.
+func (o *Operation) enters() {
+	b := o.B
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	o.feeding.Add(1)
+	b.entering = o
+	if b.entry == nil {
+		b.entry = time.AfterFunc(longEnough, b.slow)
+	} else {
+		b.entry.Reset(longEnough)
+	}
+}
+
+// longEnough is 1000 times what it takes to enqueue an operation where calls of the driver do not block.
+const longEnough = 20 * time.Millisecond
+
+// slow queues the operation that is being enqueued.
+func (b *Engine) slow() {
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	if o := b.entering; o != nil {
+		b.entering = nil
+		o.queued = true
+		b.put(o)
+	}
+}
+
+// entered ends what enters has begun.
+func (o *Operation) entered() {
+	b := o.B
+	b.entry.Stop()
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
+	b.entering = nil
+	if !o.queued {
+		o.feeding.Done() // the host's part begins when all is there
+	}
+}
+
+// early queues an operation of which the first part has been enqueued, and others have not.
+func (o *Operation) early() {
+	if !o.queued {
+		o.feeding.Add(1)
+		o.queued = true
+		o.B.queue(o)
 	}
 }
 
@@ -243,28 +314,28 @@ func (f *feed) next() {
 // end enqueues the last part, or the only one.
 func (f *feed) end() error {
 	o := f.o
-	var p *edges.Pending
 	if f.err == nil {
-		p, f.err = f.batch.Run()
-	}
-	o.mu.Lock()
-	if n := len(o.parts); n > 0 && p == nil {
-		p, o.parts = o.parts[n-1], o.parts[:n-1]
+		f.run()
 	}
 	err := f.err
-	o.pending, o.feedErr = p, err
-	o.mu.Unlock()
 	f.o, f.batch, f.err = nil, nil, nil
-	switch {
-	case o.queued:
+	o.mu.Lock()
+	o.feedErr = err // the last part may lack turns
+	n := len(o.parts)
+	if o.pending == nil && n > 0 {
+		o.pending, o.parts = o.parts[n-1], o.parts[:n-1]
+	}
+	o.mu.Unlock()
+	if n == 0 && o.pending != nil {
+		o.occupy(o.pending.Calls())
+	}
+	if o.queued {
 		o.feeding.Done()
-	case p != nil:
-		o.occupy(p.Calls())
 	}
 	return err
 }
 
-// begin waits until a turn is the host's, and its part has been enqueued.
+// begin waits until a turn is the host's.
 func (o *Operation) begin(list *[]hostTurn, k int) error {
 	pause := 10 * time.Microsecond
 	for {
@@ -290,7 +361,7 @@ func (o *Operation) done(list *[]hostTurn, k int) {
 	}
 }
 
-// turn returns the part that a turn is of, nil if that has not been enqueued, and the
+// turn returns the part that a turn is of, nil if that is still to be made, and the
 // turn's number there.
 func (o *Operation) turn(list *[]hostTurn, k int) (*edges.Pending, int, error) {
 	o.mu.Lock()
@@ -305,5 +376,5 @@ func (o *Operation) turn(list *[]hostTurn, k int) (*edges.Pending, int, error) {
 	if t.part < len(o.parts) {
 		return o.parts[t.part], t.number, nil
 	}
-	return o.pending, t.number, nil // which is there when the last part is
+	return o.pending, t.number, nil // nil between parts
 }

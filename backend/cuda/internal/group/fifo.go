@@ -53,6 +53,11 @@ func (q *Fifo[T]) Close() {
 func (b *Engine) queue(o *Operation) {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
+	b.put(o)
+}
+
+// put is queue for who holds b.Mu.
+func (b *Engine) put(o *Operation) {
 	if o.Info().Op == work.Barrier {
 		o.before = b.Last
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -76,16 +77,18 @@ type Operation struct {
 	claim   *edges.Host             // of a message, and the turn in which it uses the tensor
 	claimed int
 	flying  bool           // it has left copies on its stream
-	queued  bool           // who does the host's part has it; for who issues it
+	queued  bool           // who does the host's part has it; for who issues it, and under Engine.Mu while it enters
 	feeding sync.WaitGroup // until it has been enqueued, if it was given to that one before
+	issued  atomic.Bool    // it has been enqueued, or will not be
 	unwatch func() bool    // stops watching ctx
 	err     error
 
 	mu       sync.Mutex
 	turns    []hostTurn
 	parts    []*edges.Pending // enqueued before the last one
-	pending  *edges.Pending   // the last or only one
+	pending  *edges.Pending   // the last or only one, which may be being enqueued
 	feedErr  error            // why not all parts were
+	halted   bool             // no more parts are enqueued
 	launched bool             // it counts in underway
 	over     bool             // the batches have ended, and are released; only settled writes it
 
@@ -122,7 +125,9 @@ func (b *Engine) Issue(ctx context.Context, op work.OpType, timeout time.Duratio
 	o.line = b.line
 	o.Print.Op, o.number = op, b.collectives
 	o.err = b.Enter(ctx, info, o.Print)
-	if err := b.launch(o, result); err != nil {
+	err = b.launch(o, result)
+	o.issued.Store(true)
+	if err != nil {
 		return nil, err
 	}
 	if !o.queued {
@@ -245,7 +250,7 @@ func (b *Engine) launch(o *Operation, result []*tensor.Tensor) error {
 // Init prepares an operation that was admitted.
 func (o *Operation) init(b *Engine, ctx context.Context, info work.Info, timeout time.Duration) {
 	o.Init(&b.Issuer, info.Op, info.Seq)
-	o.B, o.Ctx, o.timeout = b, ctx, timeout
+	o.B, o.Ctx, o.timeout, o.deadline = b, ctx, timeout, time.Now().Add(timeout)
 	o.given = place.StreamsOf(ctx)
 	o.RunBy(o)
 }
@@ -416,6 +421,7 @@ func (o *Operation) order(s work.Stream) error {
 	for _, p := range all {
 		p.Retain()
 	}
+	whole := o.feedErr == nil && (o.Shared == nil || !o.Shared.failed.Load())
 	o.mu.Unlock()
 	var err error
 	for _, p := range all {
@@ -424,6 +430,9 @@ func (o *Operation) order(s work.Stream) error {
 	}
 	if err != nil {
 		return o.named(fmt.Errorf("synchronize: %w", err))
+	}
+	if !whole {
+		return o.Work().Wait(context.Background())
 	}
 	return o.Work().Err()
 }

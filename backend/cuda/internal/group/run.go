@@ -97,7 +97,6 @@ func (b *Engine) reap() {
 // run does the host's part.
 func (o *Operation) run() error {
 	o.Start()
-	o.deadline = time.Now().Add(o.timeout)
 	if o.err != nil {
 		return o.err
 	}
@@ -158,7 +157,7 @@ func (o *Operation) runHost() error {
 
 // await waits until an earlier operation has ended, well or not.
 func (o *Operation) await(earlier *work.Work) error {
-	ctx, cancel := context.WithTimeout(o.Ctx, o.timeout)
+	ctx, cancel := context.WithDeadline(o.Ctx, o.deadline)
 	defer cancel()
 	earlier.Wait(ctx) // its error is for whoever waits for it
 	switch {
@@ -178,16 +177,21 @@ func (o *Operation) failed(err error) {
 	if x := o.B.usable(); x != nil {
 		x.Fail()
 	}
-	o.feeding.Wait() // not for long: it has noticed
-	switch {
-	case o.direct():
+	// A call of the driver may wait for one of the turns, in what is being enqueued.
+	o.mu.Lock()
+	o.halted = true
+	all := append(slices.Clone(o.parts), o.pending)
+	o.mu.Unlock()
+	if o.direct() {
 		o.Shared.abort()
-	case o.pending != nil:
-		for _, p := range o.parts {
+		return
+	}
+	for _, p := range all {
+		if p != nil {
 			p.Abort()
 		}
-		o.pending.Abort()
 	}
+	o.feeding.Wait()
 }
 
 // end completes the operation: its streams are done, or will not be waited for.

@@ -178,19 +178,9 @@ func (s *shared) enqueue(o *Operation, wrong bool) {
 		return
 	}
 	for from, many := 0, firstBatch; from < s.chunks; from, many = from+many, 2*many {
-		pending, err := s.batch(o, from, min(from+many, s.chunks))
-		if err != nil {
+		if err := s.batch(o, from, min(from+many, s.chunks)); err != nil {
 			s.err = err
-			s.failed.Store(true) // before the host can see the batch, which is not whole
-		}
-		if pending != nil {
-			o.mu.Lock()
-			o.pending = pending // its streams have done the earlier ones when they have done this
-			o.mu.Unlock()
-			s.batches[s.issued.Load()] = pending
-			s.issued.Add(1)
-		}
-		if err != nil {
+			s.failed.Store(true)
 			return
 		}
 	}
@@ -200,8 +190,8 @@ func (s *shared) enqueue(o *Operation, wrong bool) {
 // twice as many as the one before.
 func batchOf(k int) int { return bits.Len(uint(k+firstBatch)/firstBatch) - 1 }
 
-// batch enqueues some chunks.
-func (s *shared) batch(o *Operation, from, to int) (*edges.Pending, error) {
+// batch enqueues some chunks. The host may begin with them meanwhile.
+func (s *shared) batch(o *Operation, from, to int) error {
 	x, p := s.x, o.Legs[0].Src
 	batch := o.B.Tracker.Batch()
 	batch.KeepTurns() // nobody has been told yet
@@ -230,7 +220,14 @@ func (s *shared) batch(o *Operation, from, to int) (*edges.Pending, error) {
 	if to < s.chunks {
 		batch.Continues()
 	}
-	return batch.Run()
+	pending := batch.Pending()
+	o.mu.Lock()
+	o.pending = pending // its streams have done the earlier ones when they have done this
+	o.mu.Unlock()
+	s.batches[s.issued.Load()] = pending
+	s.issued.Add(1)
+	_, err := batch.Run()
+	return err
 }
 
 // Exchange adds the kernel that does all of the device's part to the batch.
@@ -430,6 +427,9 @@ func (s *shared) leave(o *Operation) error {
 // abort lets the streams go on, each after what it comes after. The host's part has
 // ended.
 func (s *shared) abort() {
+	if s.atOnce {
+		s.x.Count(hostshm.WordGo, s.first+1)
+	}
 	for i := 0; ; time.Sleep(50 * time.Microsecond) {
 		over := s.ended.Load()
 		for ; i < int(s.issued.Load()); i++ {
@@ -438,9 +438,6 @@ func (s *shared) abort() {
 		if over {
 			break
 		}
-	}
-	if s.atOnce {
-		s.x.Count(hostshm.WordGo, s.first+1)
 	}
 }
 

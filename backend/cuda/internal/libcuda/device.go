@@ -35,9 +35,10 @@ type Device struct {
 	maps   sync.Mutex // CUDA may wait for the device while it is held
 	opened map[[72]byte]*mapping
 
-	spare   sync.Mutex
-	bounces []bounce     // buffers that no stream has
-	buffers []driver.Ptr // all
+	spare    sync.Mutex
+	bounces  []bounce     // buffers that no stream has
+	buffers  []driver.Ptr // all
+	borrowed map[StreamHandle]*history
 
 	events  pool
 	streams atomic.Int32 // that were made and not closed

@@ -19,7 +19,8 @@ type Driver struct {
 	closed  atomic.Bool
 	memory  table
 
-	captures atomic.Int32 // under way; without one no call asks whether its stream is captured
+	captures atomic.Int32 // under way; without one no call asks whether a stream of the Driver's own is captured
+	foreign  atomic.Bool  // somebody else has captured a borrowed stream, and others may be part of such captures
 
 	mu   sync.Mutex
 	live map[closer]string // what was made and not closed

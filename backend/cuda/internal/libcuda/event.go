@@ -126,7 +126,7 @@ func (e *Event) Sync(ctx context.Context) error {
 // Release gives the event back. It can be recorded again at once: a wait that
 // was enqueued keeps the state it was given.
 func (e *Event) Release() {
-	if !e.released.Load() {
+	if !e.released.Swap(true) {
 		e.v.events.put(e)
 	}
 }

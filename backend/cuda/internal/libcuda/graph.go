@@ -11,20 +11,30 @@ func refuse(call string, device int, format string, args ...any) error {
 	return &driver.Error{Call: call, Device: device, Err: fmt.Errorf("%w: "+format, append([]any{driver.ErrCapture}, args...)...)}
 }
 
-// captured reports whether the stream is part of a capture of this Driver. The caller is
-// between begin and end.
+// captured reports whether the stream is part of a capture, of this Driver or of another library. The
+// caller is between begin and end.
 func (s *Stream) captured(call string) (bool, error) {
-	if s.v.d.captures.Load() == 0 {
+	if !s.mayBeCaptured() {
 		return false, nil
 	}
-	on, r := s.v.d.api.StreamCapturing(s.h)
+	d := s.v.d
+	on, r := d.api.StreamCapturing(s.h)
+	if on && d.captures.Load() == 0 && !d.foreign.Load() {
+		d.foreign.Store(true)
+	}
 	return on, s.v.fail(call, "cuStreamIsCapturing", r)
+}
+
+// mayBeCaptured reports whether CUDA has to be asked. That takes 0.1 us, so streams of the Driver's own do
+// so only once there are captures.
+func (s *Stream) mayBeCaptured() bool {
+	return s.borrowed || s.v.d.captures.Load() > 0 || s.v.d.foreign.Load()
 }
 
 // Capturing reports whether the stream is part of a capture; see driver.Capturer.
 func (s *Stream) Capturing() bool {
 	const call = "Capturing"
-	if s.v.d.captures.Load() == 0 {
+	if !s.mayBeCaptured() {
 		return false
 	}
 	before, err := s.begin(call, none)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/tensor"
@@ -21,11 +23,14 @@ type Stream struct {
 	mu     sync.Mutex
 	closed bool
 	bounce driver.Ptr // what copies within the host go through, once there is one
-	had    commands   // of which kinds it has had some
-	first  bool       // the call under way has firstCommands
+	had    *history
+	first  bool // the call under way has firstCommands
 
 	capturing bool // between BeginCapture and EndCapture
 }
+
+// history is of which kinds a stream has had commands.
+type history struct{ had atomic.Uint32 }
 
 // commands is a set of kinds of commands.
 type commands uint16
@@ -64,7 +69,31 @@ func copying(to, from span) commands {
 // streams of the process, since drivers share contexts. That is when CUDA gives the
 // stream queues of the hardware. Of streams that get theirs at the same time some were
 // seen to get the same one, with others free, and then wait for each other for good.
-var firstCommands sync.Mutex
+//
+// A call that waits for the device, as on a full stream, has got its queue. So nobody waits for one call
+// longer than firstWait.
+var (
+	firstCommands = make(chan struct{}, 1)
+	firstCalls    atomic.Uint64 // that have held it
+)
+
+const firstWait = 500 * time.Millisecond
+
+// holdFirst takes firstCommands; false if a call keeps it for long.
+func holdFirst() bool {
+	for {
+		n := firstCalls.Load()
+		select {
+		case firstCommands <- struct{}{}:
+			firstCalls.Add(1)
+			return true
+		case <-time.After(firstWait):
+			if firstCalls.Load() == n {
+				return false
+			}
+		}
+	}
+}
 
 // NewStream returns a stream.
 func (v *Device) NewStream(o driver.StreamOptions) (driver.Stream, error) {
@@ -86,7 +115,7 @@ func (v *Device) NewStream(o driver.StreamOptions) (driver.Stream, error) {
 	if r != Success {
 		return nil, v.fail(call, "cuStreamCreateWithPriority", r)
 	}
-	s := &Stream{v: v, h: h}
+	s := &Stream{v: v, h: h, had: new(history)}
 	v.streams.Add(1)
 	v.d.made(s, "stream")
 	return s, nil
@@ -115,7 +144,23 @@ func (v *Device) BorrowStream(handle uintptr) (driver.Stream, error) {
 	if ctx != v.ctx {
 		return nil, invalid(call, v.index, "the stream is of context %#x, the device's is %#x", uintptr(ctx), uintptr(v.ctx))
 	}
-	return &Stream{v: v, h: h, borrowed: true}, nil
+	return &Stream{v: v, h: h, borrowed: true, had: v.historyOf(h)}, nil
+}
+
+// mostHistories is how many borrowed streams a device remembers.
+const mostHistories = 1024
+
+// historyOf returns the history of a borrowed stream. Programs borrow the same ones again and again.
+func (v *Device) historyOf(h StreamHandle) *history {
+	v.spare.Lock()
+	defer v.spare.Unlock()
+	if v.borrowed[h] == nil {
+		if v.borrowed == nil || len(v.borrowed) == mostHistories {
+			v.borrowed = make(map[StreamHandle]*history)
+		}
+		v.borrowed[h] = new(history)
+	}
+	return v.borrowed[h]
 }
 
 // Device returns the stream's device.
@@ -128,6 +173,11 @@ func (s *Stream) Handle() uintptr { return uintptr(s.h) }
 // current; end takes both back.
 func (s *Stream) begin(call string, c commands) (Context, error) {
 	s.mu.Lock()
+	return s.locked(call, c)
+}
+
+// locked is begin for who holds s.mu.
+func (s *Stream) locked(call string, c commands) (Context, error) {
 	if s.closed {
 		s.mu.Unlock()
 		return 0, closedError(call, s.v.index, "stream")
@@ -137,10 +187,9 @@ func (s *Stream) begin(call string, c commands) (Context, error) {
 		s.mu.Unlock()
 		return before, err
 	}
-	if c&^s.had != 0 {
-		firstCommands.Lock()
-		s.first = true
-		s.had |= c
+	if uint32(c)&^s.had.had.Load() != 0 {
+		s.first = holdFirst()
+		s.had.had.Or(uint32(c))
 	}
 	return before, nil
 }
@@ -148,7 +197,7 @@ func (s *Stream) begin(call string, c commands) (Context, error) {
 func (s *Stream) end(before Context) {
 	if s.first {
 		s.first = false
-		firstCommands.Unlock()
+		<-firstCommands
 	}
 	s.v.leave(before)
 	s.mu.Unlock()
@@ -413,7 +462,7 @@ func (s *Stream) Wait(ev driver.Event) error {
 	if e.released.Load() {
 		return closedError(call, s.v.index, "event was released")
 	}
-	if e.captured && s.v.d.captures.Load() == 0 {
+	if e.captured && s.v.d.captures.Load() == 0 && !s.v.d.foreign.Load() {
 		return refuse(call, s.v.index, "the event is of a capture that has ended; record another one after Graph.Launch")
 	}
 	before, err := s.begin(call, waitEvent)
@@ -424,13 +473,17 @@ func (s *Stream) Wait(ev driver.Event) error {
 	return s.v.fail(call, "cuStreamWaitEvent", s.v.d.api.StreamWaitEvent(s.h, e.h))
 }
 
-// Err returns what broke the device.
+// Err returns what broke the device. It does not wait for a call of another goroutine, which may last
+// until the goroutine that asks does something. That call will tell.
 func (s *Stream) Err() error {
 	const call = "Stream"
 	if s.v.lost.Load() != nil {
 		return s.v.alive(call)
 	}
-	before, err := s.begin(call, none)
+	if !s.mu.TryLock() {
+		return nil
+	}
+	before, err := s.locked(call, none)
 	if err != nil {
 		return nil
 	}

@@ -37,17 +37,17 @@ type checker struct {
 	m   *Machine // nil if it is off
 	ask chan func()
 
-	shadow   map[uint64]*shadow // by backing
-	hosts    map[*Driver]clock  // what the hosts had published in the operations taken
-	seen     map[[2]string]bool // races that were reported
-	taken    int                // entries since the last sweep
+	shadow   map[exportKey]*shadow // by backing; another machine has the same numbers
+	hosts    map[*Driver]clock     // what the hosts had published in the operations taken
+	seen     map[[2]string]bool    // races that were reported
+	taken    int                   // entries since the last sweep
 	sweepAt  int
 	timeline []*entry
 }
 
 // run is the goroutine.
 func (c *checker) run() {
-	c.shadow = make(map[uint64]*shadow)
+	c.shadow = make(map[exportKey]*shadow)
 	c.hosts = make(map[*Driver]clock)
 	c.seen = make(map[[2]string]bool)
 	c.sweepAt = 4096
@@ -134,10 +134,11 @@ func (c *checker) handle(e *entry) {
 		return
 	}
 	for _, sp := range e.spans {
-		sh := c.shadow[sp.b.id]
+		k := exportKey{sp.b.owner, sp.b.id}
+		sh := c.shadow[k]
 		if sh == nil {
 			sh = new(shadow)
-			c.shadow[sp.b.id] = sh
+			c.shadow[k] = sh
 		}
 		// The end of memory is remembered too: operations that were looked at later
 		// need not have been before it.

@@ -449,3 +449,26 @@ func TestClocksOfProcesses(t *testing.T) {
 		}
 	}
 }
+
+// TestOrdersOfTwoMachines: memory of another machine in the same folder, which may have the same number as memory of this
+// one, is other memory to the checker.
+func TestOrdersOfTwoMachines(t *testing.T) {
+	c := sim.Config{Devices: 2, Dir: t.TempDir()}
+	m, err := sim.New(c)
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	}
+	require.NoError(t, errors.Join(err, m.Close()))
+	here, there := open(t, c), open(t, c)
+	mine, theirs := here.alloc(0, 100), there.alloc(0, 100)
+	handle, err := theirs.Export()
+	require.NoError(t, err)
+	opened, err := here.device(0).OpenMemory(handle)
+	require.NoError(t, err)
+	here.closers = append(here.closers, opened)
+	require.NoError(t, here.stream(0, "a").Memset(mine.Ptr(), 1, 100))
+	b := here.stream(0, "b")
+	require.NoError(t, b.Memset(opened.Ptr(), 2, 100))
+	require.NoError(t, here.settle())
+	require.NoError(t, there.settle())
+}

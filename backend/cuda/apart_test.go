@@ -48,6 +48,8 @@ func (a *apart) run(t *testing.T, what string) {
 		}
 	case operationsApart:
 		a.operate(t)
+	case sparseApart:
+		a.sum(t)
 	default:
 		t.Fatalf("nothing is called %q", what)
 	}

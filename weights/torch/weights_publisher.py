@@ -22,6 +22,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import weakref
 import zlib
 
 import torch
@@ -29,14 +30,14 @@ import torch
 HELLO, INIT, START, FULL, DELTA, FINISH, ACK, REFUSE = range(1, 9)
 PROTOCOL = 2
 HEADER = struct.Struct("<4s5I")
-STRANGERS = 64  # connections that have not said hello yet
+STRANGERS = 64  # connections that have not said hello yet. One more closes the oldest
 UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-SENDERS = 32  # receivers that one bucket is sent to at a time
+SENDERS = 1 << 14  # threads at most, one for each receiver in an update
 BLOCK = 1 << 14  # bytes that a checksum adds up
 
 # The function encode makes the frames of some buckets in one call, so that threads seldom wait for each other. For a delta
 # it writes the header and the payload to out. For a whole bucket it copies the bucket to the base, past the caches, and
-# writes the header alone. The function transmit is sendmsg until all is sent.
+# writes the header alone. The function transmit is sendmsg until all is sent. Each part may take so many milliseconds.
 SOURCE = """
 #include <errno.h>
 #include <poll.h>
@@ -44,6 +45,7 @@ SOURCE = """
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <time.h>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
@@ -186,13 +188,20 @@ void encode(struct bucket *b, long buckets, char *out, void *values) {
         out += b->length;
     }
 }
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
+}
 int transmit(int fd, struct iovec *parts, long count, int milliseconds) { // returns an errno
+    int64_t until = now() + milliseconds;
     while (count > 0) {
         struct msghdr m = {.msg_iov = parts, .msg_iovlen = count < 64 ? count : 64};
         ssize_t sent = sendmsg(fd, &m, MSG_DONTWAIT);
         if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
             struct pollfd p = {.fd = fd, .events = POLLOUT};
-            int ready = poll(&p, 1, milliseconds);
+            int64_t left = until - now();
+            int ready = milliseconds < 0 ? poll(&p, 1, -1) : left > 0 ? poll(&p, 1, left) : 0;
             if (ready == 0) return ETIMEDOUT;
             if (ready < 0 && errno != EINTR) return errno;
             continue;
@@ -205,6 +214,7 @@ int transmit(int fd, struct iovec *parts, long count, int milliseconds) { // ret
                 break;
             }
             sent -= parts->iov_len;
+            until = now() + milliseconds;
         }
     }
     return 0;
@@ -370,12 +380,38 @@ def _read(sock, until):
     return kind, count, payload
 
 
+def _printable(text):
+    """Returns text from the network without what a terminal would obey, and at most 4 KiB of it."""
+    return "".join(c if c.isprintable() else "?" for c in text[:4096])
+
+
+def _end(sock):
+    """Closes a socket, also if other threads use it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
+
+
 class _Receiver:
-    def __init__(self, sock, name):
-        self.sock, self.name = sock, name
+    def __init__(self, sock):
+        self.sock, self.name = sock, ""
         self.layout = None  # that it was told
         self.version = 0  # that it was sent
-        self.digest = 0
+        self.sending = threading.Lock()  # who wants the turn as well takes that first
+
+
+class _Frames(list):
+    """Frames of a bucket, in memory of their own. Late receivers share them."""
+
+
+class _Group:
+    """Some encoded buckets of an update. Receivers that lag behind the fastest one keep those that they have not sent."""
+
+    def __init__(self, encoded, sent):
+        self.encoded, self.sent, self.next = encoded, sent, None
+
+    def __del__(self):
+        self.sent()
 
 
 class Publisher:
@@ -413,7 +449,8 @@ class Publisher:
         self._list = threading.Lock()
         self._receivers = []
         self._closed = False
-        self._strangers = threading.BoundedSemaphore(STRANGERS)
+        self._strangers = collections.OrderedDict()  # of _Receiver; a set in order
+        self._copies = weakref.WeakValueDictionary()  # _Frames of buckets
         self._listener = socket.create_server((host, port))
         self.address = self._listener.getsockname()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -427,8 +464,8 @@ class Publisher:
         self._closed = True
         self._listener.close()
         with self._list:
-            for r in self._receivers:
-                r.sock.close()
+            for r in [*self._strangers, *self._receivers]:
+                _end(r.sock)
             self._receivers = []
         self._pool.shutdown(wait=False)
         self._senders.shutdown(wait=False)
@@ -442,14 +479,17 @@ class Publisher:
                     return
                 time.sleep(0.05)  # no file descriptor is left, for example
                 continue
-            if self._strangers.acquire(blocking=False):
-                threading.Thread(target=self._join, args=(sock,), daemon=True).start()
-            else:
-                sock.close()
+            r = _Receiver(sock)
+            with self._list:
+                if len(self._strangers) >= STRANGERS:
+                    _end(self._strangers.popitem(last=False)[0].sock)
+                self._strangers[r] = None
+            threading.Thread(target=self._join, args=(r,), daemon=True).start()
 
-    def _join(self, sock):
+    def _join(self, r):
         """Reads the name of a new receiver and sends it the current version, if there is one."""
         try:
+            sock = r.sock
             sock.settimeout(self.timeout)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if sock.getsockname()[0] == sock.getpeername()[0]:  # within a host a larger buffer leaves the caches
@@ -457,35 +497,45 @@ class Publisher:
                 if hasattr(socket, "TCP_CONGESTION"):  # bbr, for example, would send at a rate that it has measured
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
             if self.ssl is not None:
-                sock = self.ssl.wrap_socket(sock, server_side=True)
+                r.sock = sock = self.ssl.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                sock.do_handshake()
             kind, count, name = _read(sock, time.monotonic() + self.timeout)
             sock.settimeout(self.timeout)
             if kind != HELLO or count != PROTOCOL:
                 raise ConnectionError("no hello")
-        except (OSError, ValueError):
+            r.name = _printable(name.decode("utf-8", "replace"))
+            with self._list:
+                del self._strangers[r]
+                self._receivers.append(r)
+        except (OSError, ValueError, KeyError):  # KeyError: another one has taken its place
+            with self._list:
+                self._strangers.pop(r, None)
             sock.close()
             return
-        finally:
-            self._strangers.release()
-        r = _Receiver(sock, name.decode("utf-8", "replace"))
-        with self._list:
-            self._receivers.append(r)
         i, begun, digest = 0, 0, 0
         try:
-            while True:  # others have their turn between buckets, an update first
+            while True:  # it has the turn only while a bucket is copied
                 with self._late, self._between_updates():
                     begun = begun or self.version
                     if not begun or self.version != begun or r.version:
                         return  # the next update serves it
-                    if i == 0:
-                        sock.sendall(self._introduce(r) + _frame(START, struct.pack("<QQ", begun, 0)))
-                    if i == len(self._buckets):
-                        sock.sendall(_frame(FINISH, struct.pack("<QI", begun, digest)))
+                    parts = [self._introduce(r) + _frame(START, struct.pack("<QQ", begun, 0))] if i == 0 else []
+                    if i < len(self._buckets):
+                        frames = self._copies.get(i)
+                        if frames is None:
+                            crc, whole = self._whole(i)
+                            frames = self._copies[i] = _Frames([crc, [bytes(part) for part in whole]])
+                        digest = zlib.crc32(struct.pack("<I", frames[0]), digest)
+                        parts += frames[1]
+                    else:
+                        parts.append(_frame(FINISH, struct.pack("<QI", begun, digest)))
                         r.version = begun
-                        return
-                    crc, parts = self._whole(i)
-                    digest = zlib.crc32(struct.pack("<I", crc), digest)
-                    _send(sock, parts)
+                    r.sending.acquire()  # nobody has it without the turn
+                try:
+                    _send(r.sock, parts)
+                finally:
+                    r.sending.release()
+                frames = None
                 i += 1
         except OSError as e:
             self._drop(r, e)
@@ -512,11 +562,11 @@ class Publisher:
                 self._calm.notify_all()
 
     def _drop(self, r, why):
-        r.sock.close()
+        _end(r.sock)
         with self._list:
             if r in self._receivers:
                 self._receivers.remove(r)
-                self.dropped = (self.dropped + [(r.name, str(why))])[-1000:]
+                self.dropped = (self.dropped + [(r.name, _printable(str(why)))])[-1000:]
 
     def _introduce(self, r):
         if r.layout is self.layout:
@@ -628,7 +678,7 @@ class Publisher:
         return encoded, sent
 
     def _encoded(self, params, relative, others):
-        """Yields lists of buckets, in order. Threads encode the next ones meanwhile."""
+        """Yields groups of buckets, in order. Threads encode the next ones meanwhile."""
         ahead = collections.deque()
         step = self._step if relative else 1  # deltas are short: fewer tasks and system calls
         try:
@@ -636,19 +686,13 @@ class Publisher:
                 buckets = range(i, min(i + step, len(self._buckets)))
                 ahead.append(self._pool.submit(self._encode, buckets, params, relative, others))
                 if len(ahead) > 2 * self.threads:
-                    yield from self._next(ahead)
+                    yield _Group(*ahead.popleft().result())
             while ahead:
-                yield from self._next(ahead)
+                yield _Group(*ahead.popleft().result())
         finally:
             for f in ahead:
                 f.cancel()
             concurrent.futures.wait(ahead)
-
-    @staticmethod
-    def _next(ahead):
-        encoded, sent = ahead.popleft().result()
-        yield encoded
-        sent()
 
     def _named(self, name, t):
         """Yields name, tensor and dtype of what is sent for a parameter."""
@@ -675,69 +719,84 @@ class Publisher:
             relative = base != 0 and not self.full
             with self._list:
                 receivers = list(self._receivers)
+            self._copies.clear()
             fresh = {id(r) for r in receivers if not relative or r.version != base or r.layout is not layout and r.layout != layout}
             begun = {}
             for r in receivers:
-                text = self._introduce(r) + _frame(START, struct.pack("<QQ", version, 0 if id(r) in fresh else base))
-                r.version, r.digest = version, 0
-                begun[id(r)] = text
+                begun[id(r)] = self._introduce(r) + _frame(START, struct.pack("<QQ", version, 0 if id(r) in fresh else base))
+                r.version = version
             try:
-                sent = self._update(receivers, fresh, begun, self._encoded(params, relative, relative and bool(fresh)), version)
+                used, sent = self._update(receivers, fresh, begun, self._encoded(params, relative, relative and bool(fresh)), version)
             except BaseException as e:
                 self.layout = None  # the copy is a mixture
                 for r in receivers:
                     self._drop(r, e)
                 raise
             self.version = version
-            with self._list:
-                alive = [r for r in receivers if r in self._receivers]
-            return sum(self._each(lambda r: self._acknowledged(r, version), alive)), sent
+            return used, sent
 
-    def _update(self, receivers, fresh, begun, buckets, version):
-        alive = list(receivers)
+    def _update(self, receivers, fresh, begun, groups, version):
+        """Sends an update. Each receiver goes on at its own pace and the fastest has the next group encoded, so receivers
+        that read nothing all stall at the same time. Returns how many use the version, and the bytes for one with the base."""
+        lock, total, firsts = threading.Lock(), 2 * HEADER.size + 16 + 12, [_Group([], lambda: None)] * len(receivers)
 
-        def each(parts_of, native=None):
-            def send(r):
-                try:
-                    _send(r.sock, parts_of(r), native)
-                except OSError as e:
-                    self._drop(r, e)
-                    return False
-                return True
+        def counted():
+            nonlocal total
+            for group in groups:
+                total += sum(len(part) for (_, parts), _ in group.encoded for part in parts)
+                yield group
+                group = None  # so that its memory can go
 
-            alive[:] = [r for r, sent in zip(alive, self._each(send, alive)) if sent]
+        def after(group):
+            with lock:
+                if group.next is None:
+                    group.next = next(rest, None)
+                return group.next
 
-        each(lambda r: [begun[id(r)]])
-        total = 2 * HEADER.size + 16 + 12
-        for encoded in buckets:
-            frames = [most for most, _ in encoded], [whole or most for most, whole in encoded]
-            for r in alive:
-                for crc, _ in frames[id(r) in fresh]:
-                    r.digest = zlib.crc32(struct.pack("<I", crc), r.digest)
-            parts = [[part for _, parts in some for part in parts] for some in frames]
-            each(lambda r: parts[id(r) in fresh], self._native)
-            total += sum(map(len, parts[0]))
-        each(lambda r: [_frame(FINISH, struct.pack("<QI", version, r.digest))])
-        return total
-
-    def _each(self, f, receivers):
-        """Returns the results of f, which may block, for some receivers: of all at the same time, if there are several."""
-        if len(receivers) < 2:
-            return [f(r) for r in receivers]
-        return list(self._senders.map(f, receivers))
-
-    def _acknowledged(self, r, version):
-        try:
-            until = time.monotonic() + self.timeout  # also for one that acknowledges other versions
-            while True:
-                kind, _, payload = _read(r.sock, until)
-                if kind == REFUSE:
-                    raise ConnectionError("it refused: " + payload.decode("utf-8", "replace"))
-                if kind != ACK or len(payload) != 8:
-                    raise ConnectionError("the other side does not speak this protocol")
-                if struct.unpack("<Q", payload)[0] == version:
-                    r.sock.settimeout(self.timeout)
+        def feed(r):
+            digest, group = 0, firsts.pop()
+            try:
+                with r.sending:
+                    _send(r.sock, [begun[id(r)]])
+                    group = after(group)
+                    while group:
+                        buckets = [whole or most if id(r) in fresh else most for most, whole in group.encoded]
+                        _send(r.sock, [part for _, parts in buckets for part in parts], self._native)
+                        for crc, _ in buckets:
+                            digest = zlib.crc32(struct.pack("<I", crc), digest)
+                        group = after(group)
+                    until = time.monotonic() + self.timeout
+                    _send(r.sock, [_frame(FINISH, struct.pack("<QI", version, digest))])
+                    self._acknowledged(r, version, until)
                     return True
-        except OSError as e:
-            self._drop(r, e)
-            return False
+            except OSError as e:
+                self._drop(r, e)
+                return False
+
+        rest = counted()
+        if len(receivers) == 1:
+            used = feed(receivers[0])
+        else:
+            feeds = [self._senders.submit(feed, r) for r in receivers]
+            try:
+                used = sum(f.result() for f in feeds)
+            except BaseException as e:
+                for r in receivers:
+                    self._drop(r, e)
+                concurrent.futures.wait(feeds)
+                raise
+        for _ in rest:  # what no receiver has needed
+            pass
+        return int(used), total
+
+    def _acknowledged(self, r, version, until):
+        """Waits until a receiver uses a version."""
+        while True:
+            kind, _, payload = _read(r.sock, until)
+            if kind == REFUSE:
+                raise ConnectionError("it refused: " + payload.decode("utf-8", "replace"))
+            if kind != ACK or len(payload) != 8:
+                raise ConnectionError("the other side does not speak this protocol")
+            if struct.unpack("<Q", payload)[0] == version:
+                r.sock.settimeout(self.timeout)
+                return

@@ -165,7 +165,7 @@ func TestInitURLs(t *testing.T) {
 		{name: "tcp with options that agree", url: "tcp://" + addr + "?rank=%d&world_size=3", o: InitOptions{Size: 3}},
 		{name: "tcp in mpirun", url: "tcp://" + addr, env: "OMPI_COMM_WORLD_RANK=%d OMPI_COMM_WORLD_SIZE=3"},
 		{name: "tcp in torchrun, elsewhere", url: "tcp://" + addr, env: "RANK=%d WORLD_SIZE=3 MASTER_ADDR=h MASTER_PORT=1 TORCHELASTIC_USE_AGENT_STORE=True"},
-		{name: "tcp with a token", url: "tcp://" + addr, o: InitOptions{Size: 3, Token: "secret"}},
+		{name: "tcp with a token", url: "tcp://" + addr, o: InitOptions{Size: 3, Token: "secret of the store"}},
 		{name: "file", url: "file://" + filepath.Join(dir, "a") + "?rank=%d&world_size=3"},
 		{name: "barrier", url: "file://" + filepath.Join(dir, "b"), o: InitOptions{Size: 3}, env: "TORCH_DIST_INIT_BARRIER=1"},
 	} {
@@ -373,7 +373,7 @@ func TestInitRedis(t *testing.T) {
 func TestInitTLS(t *testing.T) {
 	cert, key, ca := testcerts.Files(t)
 	token := filepath.Join(t.TempDir(), "token")
-	require.NoError(t, os.WriteFile(token, []byte("secret"), 0o600))
+	require.NoError(t, os.WriteFile(token, []byte("secret of the store"), 0o600))
 	env := fmt.Sprintf("C10D_TLS_CERT=%s C10D_TLS_KEY=%s C10D_TLS_CA=%s C10D_TOKEN_FILE=%s", cert, key, ca, token)
 	secret := filepath.Join(t.TempDir(), "tls-secret")
 	require.NoError(t, credentials.WriteSecret(secret))
@@ -382,13 +382,13 @@ func TestInitTLS(t *testing.T) {
 		env string
 		o   InitOptions
 	}{
-		"options":                      {"", InitOptions{TLS: config, Token: "secret"}},
+		"options":                      {"", InitOptions{TLS: config, Token: "secret of the store"}},
 		"environment":                  {env, InitOptions{}},
 		"security":                     {"", InitOptions{Security: Security{Cert: cert, Key: key, CA: ca, Token: token}}},
 		"one secret":                   {"C10D_TLS_SECRET=" + secret, InitOptions{}},
 		"security wins":                {env, InitOptions{Security: Security{Secret: secret}}},
-		"options win":                  {"C10D_TLS_CERT=/no/such C10D_TOKEN_FILE=/no/such", InitOptions{TLS: config, Token: "secret"}},
-		"only a token, in the backend": {"", InitOptions{Token: "secret", Options: Options{BackendOptions: []backend.SpecificOptions{gloo.Options{TCP: gloo.TCPOptions{TLS: config}}}}}},
+		"options win":                  {"C10D_TLS_CERT=/no/such C10D_TOKEN_FILE=/no/such", InitOptions{TLS: config, Token: "secret of the store"}},
+		"only a token, in the backend": {"", InitOptions{Token: "secret of the store", Options: Options{BackendOptions: []backend.SpecificOptions{gloo.Options{TCP: gloo.TCPOptions{TLS: config}}}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := freeport.Loopback(t)

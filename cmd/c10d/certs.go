@@ -27,7 +27,7 @@ func setupCerts(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	n := flags.Int("n", 1, "certificates for `n` ranks: rank0.pem, rank1.pem and so on")
 	hosts := flags.String("hosts", "localhost,127.0.0.1,::1", "names and addresses of the job's `hosts` at which processes reach each other; commas separate them")
 	valid := flags.Duration("valid", 90*24*time.Hour, "`duration` for which the certificates are valid")
-	secret := flags.String("secret", "", "make this `file` with a secret instead, for -tls-secret")
+	secret := flags.String("secret", "", "make this `file` with a secret instead, for -tls-secret or -token-file")
 	asJSON := flags.Bool("json", false, "print a JSON line for each file")
 
 	return func(std stdio, args []string) (int, error) {

@@ -670,7 +670,7 @@ func TestRunLoopback(t *testing.T) {
 func TestRunWithSecrets(t *testing.T) {
 	cert, key, ca := testcerts.Files(t)
 	token := filepath.Join(t.TempDir(), "token")
-	require.NoError(t, os.WriteFile(token, []byte("secret\n"), 0o600))
+	require.NoError(t, os.WriteFile(token, []byte("secret of the store\n"), 0o600))
 	flags := fmt.Sprintf("-tls-cert %s -tls-key %s -tls-ca %s -token-file %s", cert, key, ca, token)
 	for r, p := range nodes(t, flags, "sockets", "env:MASTER_PORT", "env:C10D_TLS_CERT", "env:C10D_TOKEN_FILE") {
 		require.Zero(t, p.wait(), p.stderr.String())
@@ -700,7 +700,7 @@ func TestRunWithSecrets(t *testing.T) {
 	require.NoError(t, open(tcp.Options{TLS: secure, Token: word}, patience))
 	require.ErrorContains(t, open(tcp.Options{}, patience), "the server speaks TLS")
 	require.ErrorContains(t, open(tcp.Options{Token: word}, patience), "the server speaks TLS")
-	require.ErrorIs(t, open(tcp.Options{TLS: secure, Token: "guess"}, patience), tcp.ErrToken)
+	require.ErrorIs(t, open(tcp.Options{TLS: secure, Token: "guess of the token"}, patience), tcp.ErrToken)
 	require.ErrorContains(t, open(tcp.Options{TLS: noCert, Token: word}, patience), "the server refuses this side's TLS or certificate")
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	p.wait()
@@ -1209,13 +1209,13 @@ func TestWireVariable(t *testing.T) {
 
 func TestStore(t *testing.T) {
 	token := filepath.Join(t.TempDir(), "token")
-	require.NoError(t, os.WriteFile(token, []byte("secret\n"), 0o600))
+	require.NoError(t, os.WriteFile(token, []byte("secret of the store\n"), 0o600))
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for _, c := range []struct {
 		flags  string
 		client tcp.Options
-	}{{flags: ""}, {flags: "-token-file " + token, client: tcp.Options{Token: "secret"}}} {
+	}{{flags: ""}, {flags: "-token-file " + token, client: tcp.Options{Token: "secret of the store"}}} {
 		p := start(t, nil, append([]string{"store", "-listen", "127.0.0.1:0", "-stats", "1h"}, strings.Fields(c.flags)...)...)
 		addr := strings.Fields(p.await(1, "listening on ")[0])[2]
 		for range 2 { // the data outlive the clients

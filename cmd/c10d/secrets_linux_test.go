@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"net"
 	"os"
@@ -63,9 +64,55 @@ func TestCertsHosts(t *testing.T) {
 		require.Equal(t, exitUsage, p.wait())
 		require.Contains(t, p.stderr.String(), "give hosts without ports")
 	}
+	// A call for each host makes certificates that are valid for that host only, of one authority.
+	authority, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
+	require.NoError(t, err)
+	p = start(t, nil, "certs", "-dir", dir, "-hosts", "node2")
+	require.Zero(t, p.wait(), p.stderr.String())
+	pair, err = tls.LoadX509KeyPair(filepath.Join(dir, "rank0.pem"), filepath.Join(dir, "rank0-key.pem"))
+	require.NoError(t, err)
+	require.NoError(t, pair.Leaf.VerifyHostname("node2"))
+	require.Error(t, pair.Leaf.VerifyHostname("node1"))
+	roots := x509.NewCertPool()
+	require.True(t, roots.AppendCertsFromPEM(authority))
+	_, err = pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: "node2"})
+	require.NoError(t, err)
+
 	p = start(t, nil, "certs", "-dir", dir, "-valid", "200000h")
 	require.Equal(t, 1, p.wait())
 	require.Contains(t, p.stderr.String(), "choose a shorter time")
+}
+
+// TestForeignCerts: the launcher takes no certificates, secrets or tokens of another user, not even as root,
+// and makes none in another user's directory.
+func TestForeignCerts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give files to other users")
+	}
+	above := t.TempDir()
+	dir, secret := filepath.Join(above, "certs"), filepath.Join(above, "secret")
+	p := start(t, nil, "certs", "-dir", dir)
+	require.Zero(t, p.wait(), p.stderr.String())
+	p = start(t, nil, "certs", "-secret", secret)
+	require.Zero(t, p.wait(), p.stderr.String())
+	refused := func(path string) {
+		t.Helper()
+		for _, flags := range []string{"run -n 1 -tls-dir " + dir + " -- true", "run -n 1 -tls-secret " + secret + " -- true", "run -n 1 -token-file " + secret + " -- true", "certs -dir " + dir} {
+			p := start(t, nil, strings.Fields(flags)...)
+			if strings.HasPrefix(dir, path) && strings.Contains(flags, dir) || strings.HasPrefix(secret, path) && strings.Contains(flags, secret) {
+				require.Equal(t, 1, p.wait(), flags)
+				require.Contains(t, p.stderr.String(), path+" belongs to another user (uid 4242), who could change it")
+			} else {
+				require.Zero(t, p.wait(), p.stderr.String())
+			}
+		}
+	}
+	for _, path := range []string{dir, secret, above} {
+		require.NoError(t, os.Chown(path, 4242, -1))
+		refused(path)
+		require.NoError(t, os.Chown(path, 0, -1))
+	}
+	refused("nothing")
 }
 
 // TestSecretsAreShownNowhere looks for secrets in what other users and log files see of a job: command

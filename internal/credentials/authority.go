@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"time"
+
+	"github.com/c10d-go/c10d/internal/ownfile"
 )
 
 // The names of files in a directory of certificates. A process called NAME has NAME.pem and
@@ -46,17 +48,18 @@ type Authority struct {
 }
 
 // OpenAuthority returns the authority of a directory. It makes directory and authority if there are
-// none, and reports that. A directory in which another user could have put one is refused.
+// none, and reports that. A directory in which another user could have put one, or could put one later,
+// is refused.
 func OpenAuthority(dir string) (a *Authority, made bool, err error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, false, err
+	err = ownfile.CheckTrusted(dir) // before a directory is made behind somebody's link
+	if err == nil {
+		err = os.MkdirAll(dir, 0o755)
 	}
-	info, err := os.Stat(dir)
+	if err == nil {
+		err = ownfile.CheckTrusted(dir)
+	}
 	if err != nil {
 		return nil, false, err
-	}
-	if err := own(info); err != nil {
-		return nil, false, fmt.Errorf("%s %w", dir, err)
 	}
 	if _, err := os.Stat(certFile(dir, caName)); errors.Is(err, fs.ErrNotExist) {
 		now := time.Now()

@@ -7,12 +7,9 @@ package credentials
 
 import (
 	"crypto/tls"
-	"errors"
 	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
-	"strings"
 )
 
 // The environment variables, each with the name of a file.
@@ -26,6 +23,10 @@ const (
 
 // Files protect a job. They are names of files. Either Cert, Key and CA or Secret switch TLS on. The
 // zero value means neither TLS nor token.
+//
+// A file that another user could change is refused: files, links and directories above belong to this
+// user or root, and others cannot write to them, except to directories that are sticky as /tmp is.
+// Others than the group cannot read Key, Secret and Token.
 type Files struct {
 	// Cert is a PEM file with this process's certificate and those between it and the authority. It
 	// must be for use on both sides of a connection, and valid for the address at which other
@@ -44,8 +45,8 @@ type Files struct {
 	// Whoever has the file is a member of the job, from any address.
 	Secret string
 
-	// Token is a file with the secret of the job's store. White space around it is ignored.
-	// Clients prove that they know it. Without TLS it does not encrypt.
+	// Token is a file with the secret of the job's store, of 16 to 4096 bytes. White space around it
+	// is ignored. Clients prove that they know it. Without TLS it does not encrypt.
 	Token string
 }
 
@@ -164,13 +165,6 @@ func (f Files) token() (Token, error) {
 	if f.Token == "" {
 		return "", nil
 	}
-	text, err := os.ReadFile(f.Token)
-	if err != nil {
-		return "", err
-	}
-	token := strings.TrimSpace(string(text))
-	if token == "" {
-		return "", errors.New(f.Token + " holds no token")
-	}
-	return Token(token), nil
+	token, err := readSecret(f.Token, "token", minToken)
+	return Token(token), err
 }

@@ -191,24 +191,34 @@ func TestConfigs(t *testing.T) {
 	require.Nil(t, client)
 }
 
-// A secret that is short, or that everybody can read, is refused, and no error repeats it.
+// A secret or token that is short, or that everybody can read, is refused, and no error repeats it.
 func TestSecretFiles(t *testing.T) {
 	for name, c := range map[string]struct {
-		text string
-		mode os.FileMode
-		want string
+		text          string
+		mode          os.FileMode
+		secret, token string // errors; "" means none
 	}{
-		"short":    {"hunter2-hunter2", 0o600, "a secret of 15 bytes, want 32"},
-		"empty":    {"", 0o600, "a secret of 0 bytes"},
-		"long":     {strings.Repeat("hunter2", 1000), 0o600, "want 32 to 4096"},
-		"readable": {strings.Repeat("hunter2", 10), 0o644, "can be read by every user"},
+		"short":    {"hunter2-hunter2\n", 0o600, "a secret of 15 bytes, want 32 to 4096", "a token of 15 bytes, want 16 to 4096 that nobody can guess: make one with c10d certs -secret FILE"},
+		"for both": {"hunter2-hunter2-hunter2-hunter2-\n", 0o600, "", ""},
+		"medium":   {"hunter2-hunter2-", 0o600, "a secret of 16 bytes", ""},
+		"empty":    {"", 0o600, "a secret of 0 bytes", "a token of 0 bytes"},
+		"long":     {strings.Repeat("hunter2", 1000), 0o600, "want 32 to 4096", "want 16 to 4096"},
+		"readable": {strings.Repeat("hunter2", 10), 0o644, "can be read by every user", "can be read by every user"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "s")
 			require.NoError(t, os.WriteFile(path, []byte(c.text), c.mode))
-			_, _, err := credentials.Files{Secret: path}.Load()
-			require.ErrorContains(t, err, c.want)
-			require.NotContains(t, err.Error(), "hunter2")
+			for want, f := range map[*string]credentials.Files{&c.secret: {Secret: path}, &c.token: {Token: path}} {
+				_, token, err := f.Load()
+				if *want == "" {
+					require.NoError(t, err)
+					require.True(t, f.Token == "" || string(token) == strings.TrimSpace(c.text))
+					continue
+				}
+				require.ErrorContains(t, err, path)
+				require.ErrorContains(t, err, *want)
+				require.NotContains(t, err.Error(), "hunter2")
+			}
 		})
 	}
 	f := secret(t)
@@ -216,6 +226,9 @@ func TestSecretFiles(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 	require.Error(t, credentials.WriteSecret(f.Secret), "it exists")
+	_, token, err := credentials.Files{Token: f.Secret}.Load()
+	require.NoError(t, err, "it serves as a token")
+	require.NoError(t, credentials.CheckToken(token))
 	_, _, err = credentials.Files{Secret: f.Secret, CA: "ca.pem"}.Load()
 	require.ErrorContains(t, err, "give either -tls-secret")
 }
@@ -261,18 +274,118 @@ func TestAuthority(t *testing.T) {
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 }
 
-// In a directory that everybody can write to, the authority may be somebody else's.
+// foreign gives a file, directory or link to another user.
+func foreign(t *testing.T, path string) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give files to other users")
+	}
+	require.NoError(t, os.Lchown(path, 4242, -1))
+}
+
+// In a directory that somebody else can write to or replace, the authority may be somebody else's. A
+// secret there may, too. No file and no directory is made.
 func TestForeignDirectory(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("the mode does not say who can write")
 	}
+	for name, spoil := range map[string]func(t *testing.T, dir string) string{ // returns what the error says
+		"everybody can write": func(t *testing.T, dir string) string {
+			require.NoError(t, os.Chmod(dir, 0o777))
+			return dir + " can be written by every user"
+		},
+		"everybody can rename it": func(t *testing.T, dir string) string {
+			require.NoError(t, os.Chmod(filepath.Dir(dir), 0o777))
+			return filepath.Dir(dir) + " can be written by every user"
+		},
+		"another user's": func(t *testing.T, dir string) string {
+			foreign(t, dir)
+			return dir + " belongs to another user (uid 4242)"
+		},
+		"below another user's": func(t *testing.T, dir string) string {
+			foreign(t, filepath.Dir(dir))
+			return filepath.Dir(dir) + " belongs to another user (uid 4242)"
+		},
+		"another user's link": func(t *testing.T, dir string) string {
+			require.NoError(t, os.Chmod(filepath.Dir(dir), os.ModeSticky|0o777))
+			require.NoError(t, os.Rename(dir, dir+"-target"))
+			require.NoError(t, os.Symlink(dir+"-target", dir))
+			foreign(t, dir)
+			return dir + " belongs to another user (uid 4242)"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "dir")
+			require.NoError(t, os.Mkdir(dir, 0o755))
+			want := spoil(t, dir)
+			_, _, err := credentials.OpenAuthority(dir)
+			require.ErrorContains(t, err, want)
+			_, _, err = credentials.OpenAuthority(filepath.Join(dir, "further"))
+			require.ErrorContains(t, err, want)
+			require.ErrorContains(t, credentials.WriteSecret(filepath.Join(dir, "secret")), want)
+			files, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Empty(t, files)
+		})
+	}
+}
+
+// Files that another user could change are refused, in all roles.
+func TestForeignFiles(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("files have no owner")
+	}
 	dir := t.TempDir()
-	require.NoError(t, os.Chmod(dir, 0o777))
-	_, _, err := credentials.OpenAuthority(dir)
-	require.ErrorContains(t, err, dir+" can be written by every user")
-	files, err := os.ReadDir(dir)
+	all := issued(t, dir, time.Hour, "127.0.0.1")
+	all.Token = secret(t).Secret
+	load(t, all)
+	for name, path := range map[string]string{"cert": all.Cert, "key": all.Key, "CA": all.CA, "token": all.Token} {
+		t.Run(name, func(t *testing.T) {
+			info, err := os.Stat(path)
+			require.NoError(t, err)
+			defer os.Chmod(path, info.Mode())
+			require.NoError(t, os.Chmod(path, info.Mode()|0o002))
+			_, _, err = all.Load()
+			require.ErrorContains(t, err, path+" can be ")
+			require.NoError(t, os.Chmod(path, info.Mode()))
+			foreign(t, path)
+			defer os.Chown(path, 0, -1)
+			_, _, err = all.Load()
+			require.ErrorContains(t, err, path+" belongs to another user (uid 4242)")
+			_, _, err = credentials.Files{Secret: path}.Load()
+			require.ErrorContains(t, err, path)
+		})
+	}
+	load(t, all)
+	t.Run("directory", func(t *testing.T) {
+		foreign(t, dir)
+		_, _, err := all.Load()
+		require.ErrorContains(t, err, dir+" belongs to another user (uid 4242)")
+		_, _, err = all.Configs()
+		require.ErrorContains(t, err, dir+" belongs to another user (uid 4242)")
+	})
+}
+
+// An authority that somebody else could have put in the place of the job's is not taken later either. Its
+// owner could let himself in.
+func TestForeignAuthorityLater(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("the mode does not say who can write")
+	}
+	f := issued(t, t.TempDir(), time.Hour, "127.0.0.1")
+	c := load(t, f)
+	stranger := issued(t, t.TempDir(), time.Hour, "127.0.0.1")
+	text, err := os.ReadFile(stranger.CA)
 	require.NoError(t, err)
-	require.Empty(t, files)
+	require.NoError(t, os.Chmod(f.CA, 0o666))
+	require.NoError(t, os.WriteFile(f.CA, text, 0o666))
+	_, err = meet(t, c, load(t, stranger))
+	require.Error(t, err)
+	atServer, atClient := meet(t, c, c)
+	require.NoError(t, atServer)
+	require.NoError(t, atClient)
+	require.NoError(t, os.Chmod(f.CA, 0o644))
+	_, atClient = meet(t, c, c)
+	require.ErrorContains(t, atClient, "unknown authority", "its owner has put it there")
 }
 
 // TestStartBetweenTwoFiles: a process starts while its certificate is renewed, when one of the two files is new.

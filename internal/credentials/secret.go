@@ -6,38 +6,34 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+
+	"github.com/c10d-go/c10d/internal/ownfile"
 )
 
-// readSecret reads the file of a secret. No error repeats a part of it. A file that other users can
-// read is refused.
-func readSecret(path string) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if err := private(info); err != nil {
-		return nil, fmt.Errorf("%s %w", path, err)
-	}
-	text, err := io.ReadAll(io.LimitReader(file, maxSecret+1))
+// Limits of a secret's and a token's length. Whoever has seen one handshake can try guesses without
+// further connections, so both must be too long for that.
+const minSecret, minToken, maxSecret = 32, 16, 4096
+
+// readSecret reads a file with a secret or a token. No error repeats a part of it.
+func readSecret(path, what string, least int) ([]byte, error) {
+	text, _, err := ownfile.ReadTrusted(path, true)
 	if err != nil {
 		return nil, err
 	}
 	secret := bytes.TrimSpace(text)
-	if len(secret) < minSecret || len(text) > maxSecret {
-		return nil, fmt.Errorf("%s has a secret of %d bytes, want %d to %d that nobody can guess: make one with c10d certs -secret FILE", path, len(secret), minSecret, maxSecret)
+	if len(secret) < least || len(text) > maxSecret {
+		return nil, fmt.Errorf("%s has a %s of %d bytes, want %d to %d that nobody can guess: make one with c10d certs -secret FILE", path, what, len(secret), least, maxSecret)
 	}
 	return secret, nil
 }
 
-// WriteSecret makes a file with a new secret, which only this user can read. The file must not exist.
+// WriteSecret makes a file with a new secret, which serves as a token, too. Only this user can read it.
+// The file must not exist.
 func WriteSecret(path string) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err := ownfile.CheckTrusted(path); err != nil {
+		return err
+	}
+	file, err := ownfile.Create(path)
 	if err != nil {
 		return err
 	}

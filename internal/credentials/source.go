@@ -15,6 +15,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/c10d-go/c10d/internal/ownfile"
 )
 
 // source has the certificate and the authorities of a process, as its files have them now.
@@ -23,7 +25,7 @@ type source struct {
 	name  string // that servers' certificates must have; empty means the address
 
 	mu    sync.Mutex
-	stamp [3]stamp // of the files that state comes from
+	read  [3]os.FileInfo // the files that state comes from
 	state state
 }
 
@@ -32,22 +34,16 @@ type state struct {
 	roots *x509.CertPool // nil without authorities
 }
 
-// stamp tells versions of a file apart.
-type stamp struct {
-	size    int64
-	changed time.Time
-	file    os.FileInfo // a renamed file may have the same size and time
-}
-
-func (s stamp) same(o stamp) bool {
-	return s.size == o.size && s.changed.Equal(o.changed) && (s.file == nil) == (o.file == nil) && (s.file == nil || os.SameFile(s.file, o.file))
+// same reports whether a file has not changed. A renamed file may have the same size and time.
+func same(a, b os.FileInfo) bool {
+	return a != nil && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime()) && os.SameFile(a, b)
 }
 
 func (f Files) source() (*source, error) {
 	s := &source{files: f}
 	if f.Secret != "" {
 		s.name = secretName
-		secret, err := readSecret(f.Secret)
+		secret, err := readSecret(f.Secret, "secret", minSecret)
 		if err == nil {
 			s.state, err = fromSecret(secret)
 		}
@@ -58,15 +54,16 @@ func (f Files) source() (*source, error) {
 }
 
 // now returns the certificate and the authorities. It reads the files if one has changed. Files that
-// cannot be read or do not fit together, as in the midst of a change, leave the last ones in use.
+// cannot be read, that another user could change, or that do not fit together, as in the midst of a
+// change, leave the last ones in use.
 func (s *source) now() (state, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.files.Secret != "" {
 		return s.state, nil
 	}
-	var stamps [3]stamp
-	same := s.state.cert != nil
+	var read [3]os.FileInfo
+	unchanged := s.state.cert != nil
 	for i, name := range []string{s.files.Cert, s.files.Key, s.files.CA} {
 		if name == "" {
 			continue
@@ -75,10 +72,10 @@ func (s *source) now() (state, error) {
 		if err != nil {
 			return s.keep(err)
 		}
-		stamps[i] = stamp{info.Size(), info.ModTime(), info}
-		same = same && stamps[i].same(s.stamp[i])
+		read[i] = info
+		unchanged = unchanged && same(s.read[i], info)
 	}
-	if same {
+	if unchanged {
 		return s.state, nil
 	}
 	pair, err := load(s.files.Cert, s.files.Key)
@@ -87,7 +84,7 @@ func (s *source) now() (state, error) {
 	}
 	next := state{cert: &pair}
 	if s.files.CA != "" {
-		text, err := os.ReadFile(s.files.CA)
+		text, _, err := ownfile.ReadTrusted(s.files.CA, false)
 		if err != nil {
 			return s.keep(err)
 		}
@@ -96,21 +93,24 @@ func (s *source) now() (state, error) {
 			return s.keep(fmt.Errorf("%s holds no certificate in PEM form", s.files.CA))
 		}
 	}
-	s.state, s.stamp = next, stamps
+	s.state, s.read = next, read
 	return next, nil
 }
 
 // load reads a certificate and its key. Issue replaces the key first, and its file has the new certificate, too. So a
 // process that starts before the certificate is replaced has both.
 func load(cert, key string) (tls.Certificate, error) {
-	pair, err := tls.LoadX509KeyPair(cert, key)
-	if err == nil {
-		return pair, nil
+	public, before, err := ownfile.ReadTrusted(cert, false)
+	if err != nil {
+		return tls.Certificate{}, err
 	}
-	before, errCert := os.Stat(cert)
-	now, errKey := os.Stat(key)
-	if errCert == nil && errKey == nil && !now.ModTime().Before(before.ModTime()) {
-		if both, e := tls.LoadX509KeyPair(key, key); e == nil {
+	private, now, err := ownfile.ReadTrusted(key, true)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	pair, err := tls.X509KeyPair(public, private)
+	if err != nil && !now.ModTime().Before(before.ModTime()) {
+		if both, e := tls.X509KeyPair(private, private); e == nil {
 			return both, nil
 		}
 	}
@@ -194,10 +194,6 @@ func (s *source) verify(c tls.ConnectionState) error {
 const secretName = "c10d-job"
 
 var notBefore, notAfter = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
-
-// Limits of a secret's length. A member of the job and whoever connects to it can try guesses of the
-// secret without further connections, so it must be too long for that.
-const minSecret, maxSecret = 32, 4096
 
 // fromSecret derives the job's authority from the secret, and makes a certificate that it signs, with
 // a new key. The authority is the same in every process. Its key never leaves the process.

@@ -10,6 +10,14 @@ import (
 // nothing for an empty one. Convert it to a string to use it.
 type Token string
 
+// CheckToken returns an error if a token is too short. An empty one means none.
+func CheckToken(t Token) error {
+	if n := len(t); n > 0 && n < minToken {
+		return fmt.Errorf("the token has %d bytes, want at least %d that nobody can guess: make one with c10d certs -secret FILE", n, minToken)
+	}
+	return nil
+}
+
 // String returns "[hidden]", or "" for an empty token.
 func (t Token) String() string {
 	if t == "" {

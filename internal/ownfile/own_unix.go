@@ -10,8 +10,12 @@ import (
 	"syscall"
 )
 
-// atOnce are flags with which open neither follows a link nor waits for the other side of a FIFO.
-const atOnce = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
+// With dontWait, open does not wait for the other side of a FIFO. With noLink it refuses a link.
+const (
+	dontWait = syscall.O_NONBLOCK
+	noLink   = syscall.O_NOFOLLOW
+	hasModes = true
+)
 
 // Foreign reports whether another user than this one and root has made a file.
 func Foreign(info fs.FileInfo) bool {

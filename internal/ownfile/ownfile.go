@@ -1,6 +1,6 @@
 // Package ownfile makes and reads files in directories to which other users may write, such as /tmp. A file that it makes
 // is new, so no other user has it open or has chosen where it lies. Only this user can read it. No function waits for
-// another process.
+// another process. ReadTrusted reads files that other users could not replace, such as keys.
 package ownfile
 
 import (
@@ -49,19 +49,29 @@ func Replace(path string, data []byte) error {
 
 // Read returns the first limit bytes of a file. It refuses what is no regular file.
 func Read(path string, limit int64) ([]byte, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|atOnce, 0)
+	file, _, err := open(path, os.O_RDONLY|dontWait|noLink, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file", path)
-	}
 	return io.ReadAll(io.LimitReader(file, limit))
+}
+
+// open is os.OpenFile for regular files.
+func open(path string, flags int, mode fs.FileMode) (*os.File, fs.FileInfo, error) {
+	file, err := os.OpenFile(path, flags, mode)
+	if err != nil {
+		return nil, nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file", path)
+	}
+	if err != nil {
+		file.Close()
+		return nil, nil, err
+	}
+	return file, info, nil
 }
 
 // Explain returns err, an error of a call that makes, replaces or removes a file, with what to do if the file is another

@@ -43,7 +43,7 @@ var layers = []layer{
 	{"internal/hole", nil},
 	{"internal/netns", nil},
 	{"internal/sockets", nil},
-	{"internal/credentials", nil},
+	{"internal/credentials", []string{"internal/ownfile"}},
 	{"internal/testcerts", []string{"internal/credentials"}},
 	{"internal/rules", nil},
 	{"internal/unwind", nil},

@@ -56,12 +56,12 @@ func works(t testing.TB, s *Store) {
 func TestTLSAndToken(t *testing.T) {
 	certs := newCerts(t)
 	none := Options{}
-	token := Options{Token: "secret"}
-	other := Options{Token: "Secret"}
+	token := Options{Token: "secret of the store"}
+	other := Options{Token: "Secret of the store"}
 	tlsOnly := Options{TLS: certs.trust}
-	tlsToken := Options{TLS: certs.trust, Token: "secret"}
-	tlsOther := Options{TLS: certs.trust, Token: "guess"}
-	untrusted := Options{TLS: &tls.Config{RootCAs: x509.NewCertPool()}, Token: "secret"}
+	tlsToken := Options{TLS: certs.trust, Token: "secret of the store"}
+	tlsOther := Options{TLS: certs.trust, Token: "guess of the token"}
+	untrusted := Options{TLS: &tls.Config{RootCAs: x509.NewCertPool()}, Token: "secret of the store"}
 
 	for name, test := range map[string]struct {
 		server  ServerOptions
@@ -70,9 +70,9 @@ func TestTLSAndToken(t *testing.T) {
 		useless []Options // refused in a way that could be a server's end
 	}{
 		"plain":         {ServerOptions{}, []Options{none}, nil, []Options{token, tlsOnly}},
-		"token":         {ServerOptions{Token: "secret"}, []Options{token}, []Options{other}, []Options{none, tlsToken, {Dialect: store.DialectV1}}},
+		"token":         {ServerOptions{Token: "secret of the store"}, []Options{token}, []Options{other}, []Options{none, tlsToken, {Dialect: store.DialectV1}}},
 		"TLS":           {ServerOptions{TLS: certs.both}, []Options{tlsOnly}, []Options{untrusted}, []Options{none, token, tlsToken}},
-		"TLS and token": {ServerOptions{TLS: certs.both, Token: "secret"}, []Options{tlsToken}, []Options{tlsOther, untrusted}, []Options{none, token, tlsOnly}},
+		"TLS and token": {ServerOptions{TLS: certs.both, Token: "secret of the store"}, []Options{tlsToken}, []Options{tlsOther, untrusted}, []Options{none, token, tlsOnly}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := serve(t, test.server)
@@ -109,6 +109,16 @@ func TestTLSAndToken(t *testing.T) {
 	}
 }
 
+// A token that can be guessed is refused on both sides, before anything is sent. The error has no part of it.
+func TestShortToken(t *testing.T) {
+	_, asServer := Listen(t.Context(), "127.0.0.1:0", ServerOptions{Token: "hunter2-hunter2"})
+	_, asClient := New(t.Context(), "127.0.0.1:1", Options{Token: "hunter2-hunter2", Timeout: patience})
+	for _, err := range []error{asServer, asClient} {
+		require.ErrorContains(t, err, "the token has 15 bytes, want at least 16 that nobody can guess: make one with c10d certs -secret FILE")
+		require.NotContains(t, err.Error(), "hunter2")
+	}
+}
+
 // A client and a server of which only one has TLS say so, and do not try again.
 func TestTLSOnOneSide(t *testing.T) {
 	certs := newCerts(t)
@@ -118,9 +128,9 @@ func TestTLSOnOneSide(t *testing.T) {
 		want   string
 	}{
 		{ServerOptions{TLS: certs.both}, Options{}, "the server speaks TLS, and this side does not"},
-		{ServerOptions{TLS: certs.both}, Options{Token: "secret"}, "the server speaks TLS, and this side does not"},
+		{ServerOptions{TLS: certs.both}, Options{Token: "secret of the store"}, "the server speaks TLS, and this side does not"},
 		{ServerOptions{}, Options{TLS: certs.trust}, "the server refuses this side's TLS"},
-		{ServerOptions{Token: "secret"}, Options{TLS: certs.trust, Token: "secret"}, "the server refuses this side's TLS"},
+		{ServerOptions{Token: "secret of the store"}, Options{TLS: certs.trust, Token: "secret of the store"}, "the server refuses this side's TLS"},
 	} {
 		c.client.Timeout = 20 * time.Second
 		_, err := New(t.Context(), serve(t, c.server).Addr().String(), c.client)
@@ -157,7 +167,7 @@ func TestTokenProvesTheServer(t *testing.T) {
 // Silence before the token is no client's right, unlike silence before VALIDATE.
 func TestSilentGuestsOfAProtectedServer(t *testing.T) {
 	for name, opts := range map[string]ServerOptions{
-		"token": {Token: "secret"},
+		"token": {Token: "secret of the store"},
 		"TLS":   {TLS: newCerts(t).both},
 	} {
 		opts.OpeningTimeout = 20 * time.Millisecond

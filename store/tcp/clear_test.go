@@ -14,7 +14,7 @@ import (
 // A rank without TLS in a job with TLS is refused, and the other ranks can find out which it is.
 func TestARankWithoutTLSIsNamed(t *testing.T) {
 	certs := newCerts(t)
-	for _, token := range []Token{"", "secret"} {
+	for _, token := range []Token{"", "secret of the store"} {
 		server := serve(t, ServerOptions{TLS: certs.both, Token: token})
 		addr := server.Addr().String()
 		good := join(t, addr, Options{TLS: certs.trust, Token: token})

@@ -174,11 +174,8 @@ func New(ctx context.Context, addr string, opts Options) (*Store, error) {
 
 func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 	limits := opts.Limits.withDefaults()
-	if err := limits.validate(); err != nil {
+	if err := limits.validate(opts.Job, opts.Token); err != nil {
 		return nil, err
-	}
-	if limit := min(limits.Key, maxJob); len(opts.Job) > limit {
-		return nil, fmt.Errorf("the name of a job of %d bytes: %w of %d", len(opts.Job), store.ErrTooLarge, limit)
 	}
 	if opts.WorldSize < 0 {
 		return nil, fmt.Errorf("WorldSize is %d, it must not be negative", opts.WorldSize)

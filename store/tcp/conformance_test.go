@@ -18,7 +18,7 @@ func TestConformance(t *testing.T) {
 		"v1":            {opts: Options{Dialect: store.DialectV1}, no: v1Lacks},
 		"v2":            {opts: Options{Dialect: store.DialectV2, ServerOptions: ServerOptions{plain: true}}, no: []storetest.Feature{storetest.Wills}},
 		"native":        {},
-		"TLS and token": {opts: Options{TLS: certs.both, Token: "secret"}},
+		"TLS and token": {opts: Options{TLS: certs.both, Token: "secret of the store"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			storetest.Run(t, storetest.Config{

@@ -147,7 +147,7 @@ func TestWhoIsARank(t *testing.T) {
 		"no name":   {ServerOptions{Job: "j"}, Options{}, false},
 		"no job":    {ServerOptions{}, Options{Job: "j"}, false},
 		"joined":    {ServerOptions{}, Options{WorldSize: 2, Rank: 1}, true},
-		"token":     {ServerOptions{Token: "t"}, Options{Token: "t"}, true},
+		"token":     {ServerOptions{Token: "secret of the store"}, Options{Token: "secret of the store"}, true},
 		"anonymous": {ServerOptions{}, Options{}, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -77,8 +77,9 @@ type ServerOptions struct {
 	TLS *tls.Config
 
 	// Token, if not empty, is a secret that each client must prove to know. Only Go clients can.
-	// It is never sent. Without TLS the following bytes are neither encrypted nor protected
-	// against a man in the middle.
+	// It has at least 16 bytes that nobody can guess: whoever sees a handshake can try guesses. It
+	// is never sent. Without TLS the following bytes are neither encrypted nor protected against a
+	// man in the middle.
 	Token Token
 
 	// Job, if not empty, names the server's job. The server refuses Go clients with another name
@@ -175,10 +176,7 @@ func (o *ServerOptions) validate() error {
 			return fmt.Errorf("%s is %d: it must not be negative", f.name, f.n)
 		}
 	}
-	if limit := min(o.Limits.Key, maxJob); len(o.Job) > limit {
-		return fmt.Errorf("the name of a job of %d bytes: %w of %d", len(o.Job), store.ErrTooLarge, limit)
-	}
-	return o.Limits.validate()
+	return o.Limits.validate(o.Job, o.Token)
 }
 
 // Addr is the address that the server listens on.

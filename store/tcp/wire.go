@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -167,7 +168,8 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-func (l Limits) validate() error {
+// validate checks what clients and servers have in common.
+func (l Limits) validate(job string, token Token) error {
 	for _, f := range []struct {
 		name string
 		n    int
@@ -176,7 +178,10 @@ func (l Limits) validate() error {
 			return fmt.Errorf("limit %s is %d, it has to be positive", f.name, f.n)
 		}
 	}
-	return nil
+	if limit := min(l.Key, maxJob); len(job) > limit {
+		return fmt.Errorf("the name of a job of %d bytes: %w of %d", len(job), store.ErrTooLarge, limit)
+	}
+	return credentials.CheckToken(token)
 }
 
 // check returns an error that matches store.ErrTooLarge if r is over a limit.

@@ -37,9 +37,6 @@ type Access struct {
 // Token is a secret. fmt, slog and encoding/json do not show it.
 type Token = credentials.Token
 
-// minToken is how many bytes a token needs.
-const minToken = 16
-
 // Limits of a server, before a client has shown anything.
 const (
 	headerTimeout  = 5 * time.Second
@@ -127,10 +124,11 @@ func (a Access) check(addr string) (open bool, err error) {
 	if err != nil {
 		return false, errors.New("the address must be host:port or unix:PATH")
 	}
+	if err := credentials.CheckToken(a.Token); err != nil {
+		return false, err
+	}
 	loopback := isLoopback(host)
 	switch {
-	case a.Token != "" && len(a.Token) < minToken:
-		return false, fmt.Errorf("the token has %d bytes, want at least %d that nobody can guess", len(a.Token), minToken)
 	case a.TLS != nil && a.Token == "" && !asks(a.TLS):
 		return false, errors.New("the TLS configuration does not ask clients for certificates: set ClientAuth, or give a token")
 	case a.TLS != nil:

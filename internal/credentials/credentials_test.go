@@ -104,7 +104,7 @@ func TestWhoIsLetIn(t *testing.T) {
 		"a server with a wrong name":      {certificate(job, "wrong", time.Hour, "10.1.2.3"), good, "10.1.2.3, not 127.0.0.1"},
 		"another secret":                  {load(t, secret(t)), load(t, shared), "unknown authority"},
 		"no certificate":                  {load(t, shared), none, "certificate required"},
-		"a certificate where secrets are": {load(t, shared), good, "cannot validate certificate for 127.0.0.1"},
+		"a certificate where secrets are": {load(t, shared), good, "not 127.0.0.1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			atServer, atClient := meet(t, c.server, c.client)
@@ -386,6 +386,51 @@ func TestForeignAuthorityLater(t *testing.T) {
 	require.NoError(t, os.Chmod(f.CA, 0o644))
 	_, atClient = meet(t, c, c)
 	require.ErrorContains(t, atClient, "unknown authority", "its owner has put it there")
+}
+
+// hello returns the first bytes that a client sends, and the name of the server in them.
+func hello(t *testing.T, client *tls.Config) (sent []byte, name string) {
+	near, far := net.Pipe()
+	defer near.Close()
+	defer far.Close()
+	go tls.Client(near, client).Handshake()
+	read := &recorder{Conn: far}
+	far.SetDeadline(time.Now().Add(patience))
+	tls.Server(read, &tls.Config{GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+		name = h.ServerName
+		require.Empty(t, h.SupportedProtos)
+		return nil, io.EOF
+	}}).Handshake()
+	return read.sent, name
+}
+
+type recorder struct {
+	net.Conn
+	sent []byte
+}
+
+func (r *recorder) Read(b []byte) (int, error) {
+	n, err := r.Conn.Read(b)
+	r.sent = append(r.sent, b[:n]...)
+	return n, err
+}
+
+// The first message of a handshake is in clear text. That of a job with a secret says neither what the job
+// is nor the name of a host.
+func TestClientHello(t *testing.T) {
+	c := load(t, secret(t))
+	_, further, err := secret(t).Configs()
+	require.NoError(t, err)
+	for _, c := range []*tls.Config{c, further, credentials.ForHost(c, "node1.example"), credentials.ForHost(further, "node1.example")} {
+		sent, name := hello(t, c)
+		require.Empty(t, name)
+		require.Greater(t, len(sent), 100)
+		for _, word := range []string{"c10d", "job", "node1", "example"} {
+			require.NotContains(t, string(sent), word)
+		}
+	}
+	_, name := hello(t, credentials.ForHost(load(t, issued(t, t.TempDir(), time.Hour, "node1.example")), "node1.example"))
+	require.Equal(t, "node1.example", name, "certificates are for hosts")
 }
 
 // TestStartBetweenTwoFiles: a process starts while its certificate is renewed, when one of the two files is new.

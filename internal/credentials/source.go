@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"net"
 	"os"
 	"sync"
 	"time"
@@ -22,7 +23,7 @@ import (
 // source has the certificate and the authorities of a process, as its files have them now.
 type source struct {
 	files Files
-	name  string // that servers' certificates must have; empty means the address
+	name  string // that servers' certificates must have instead of their address
 
 	mu    sync.Mutex
 	read  [3]os.FileInfo // the files that state comes from
@@ -42,7 +43,7 @@ func same(a, b os.FileInfo) bool {
 func (f Files) source() (*source, error) {
 	s := &source{files: f}
 	if f.Secret != "" {
-		s.name = secretName
+		s.name = secretAddress
 		secret, err := readSecret(f.Secret, "secret", minSecret)
 		if err == nil {
 			s.state, err = fromSecret(secret)
@@ -189,9 +190,10 @@ func (s *source) verify(c tls.ConnectionState) error {
 	return nil
 }
 
-// The certificates of processes that share a secret have this name, and no address. They are valid
-// from notBefore on and do not expire: the secret ends with the job.
-const secretName = "c10d-job"
+// The certificates of processes that share a secret are valid for this address instead of a host. It is
+// no name because a ClientHello has a server's name in clear text, and no address. They are valid from
+// notBefore on and do not expire: the secret ends with the job.
+const secretName, secretAddress = "c10d-job", "0.0.0.0"
 
 var notBefore, notAfter = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
@@ -219,7 +221,7 @@ func fromSecret(secret []byte) (state, error) {
 		return state{}, err
 	}
 	leaf, err := sign(&x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: secretName}, DNSNames: []string{secretName},
+		SerialNumber: serial, Subject: pkix.Name{CommonName: secretName}, IPAddresses: []net.IP{net.ParseIP(secretAddress)},
 		NotBefore: notBefore, NotAfter: notAfter, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: bothSides,
 	}, authority, public, authorityKey)
 	if err != nil {

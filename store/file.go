@@ -11,9 +11,12 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/c10d-go/c10d/internal/ownfile"
 )
 
 const (
@@ -75,6 +78,9 @@ var errTorn = errors.New("the file ends in the middle of a record: the process t
 //
 // The file is a log that grows with every change, and every process reads it into memory. Use it
 // for rendezvous, not for data.
+//
+// Only its user can read and write a file that NewFile has made. A link is refused, and so is a file
+// of another user than root if everybody can write to it or to its directory.
 type File struct {
 	handle
 	path      string
@@ -108,7 +114,7 @@ func NewFile(path string, worldSize int) (*File, error) {
 	defer cancel()
 	err := f.change(ctx, func() (records []record, err error) {
 		if records, err = f.count(nil, refcountKey, 1); err == nil {
-			f.keep, err = os.Open(path)
+			f.keep, _, err = ownfile.Open(path, os.O_RDONLY, 0)
 		}
 		return records, err
 	})
@@ -271,11 +277,21 @@ func (f *File) lock(ctx context.Context, exclusive bool, closed <-chan struct{})
 
 // tryLock returns neither file nor error if another process has the lock.
 func (f *File) tryLock(flags int, exclusive bool) (*os.File, error) {
-	file, err := os.OpenFile(f.path, flags, 0o644)
+	// Only this user may read it: the file has the numbers that connections between ranks need.
+	file, info, err := ownfile.Open(f.path, flags, 0o600)
 	if err != nil {
+		if info, e := os.Lstat(f.path); e == nil && info.Mode()&fs.ModeSymlink != 0 {
+			err = errors.New("the file is a link, which could be another user's: give the path that it stands for")
+		}
 		return nil, err
 	}
-	locked, err := flock(file, exclusive)
+	if f.id == nil {
+		err = f.checkOwner(info)
+	}
+	locked := false
+	if err == nil {
+		locked, err = flock(file, exclusive)
+	}
 	if err == nil && locked {
 		locked, err = f.isCurrent(file)
 	}
@@ -284,6 +300,20 @@ func (f *File) tryLock(flags int, exclusive bool) (*os.File, error) {
 		return nil, err
 	}
 	return file, nil
+}
+
+// checkOwner refuses a file that another user may have put there: it is not this user's or root's, and
+// everybody can write to it or to its directory. A file system in the network may show one owner for
+// the files of all users. So a file of another user is taken elsewhere.
+func (f *File) checkOwner(info fs.FileInfo) error {
+	if !ownfile.Foreign(info) {
+		return nil
+	}
+	dir, err := os.Stat(filepath.Dir(f.path))
+	if err == nil && (info.Mode()|dir.Mode()).Perm()&0o002 != 0 {
+		err = errors.New("the file belongs to another user, and everybody can write to it or to its directory: give the path of a file in a directory of your own")
+	}
+	return err
 }
 
 // isCurrent reports whether path still names the open file: the last holder of the lock may have

@@ -144,6 +144,73 @@ func TestFileLifeCycle(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
+// TestFileOwner: other users cannot read a store's file, and what they could have put in its place is
+// refused, unchanged.
+func TestFileOwner(t *testing.T) {
+	needFileLocks(t)
+	own := filepath.Join(t.TempDir(), "store")
+	openFile(t, own, 0)
+	info, err := os.Stat(own)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	before, err := os.ReadFile(own)
+	require.NoError(t, err)
+
+	dir := filepath.Join(t.TempDir(), "dir")
+	require.NoError(t, os.Mkdir(dir, 0o755))
+	path := filepath.Join(dir, "store")
+	const foreign = "the file belongs to another user"
+	for name, c := range map[string]struct {
+		mode   os.FileMode // of the directory
+		make   func() error
+		theirs bool
+		want   string // "" means that it is taken
+	}{
+		"a link":                        {0o755, func() error { return os.Symlink(own, path) }, false, "the file is a link"},
+		"a link to nothing":             {0o755, func() error { return os.Symlink(own+"-new", path) }, false, "the file is a link"},
+		"a directory":                   {0o755, func() error { return os.Mkdir(path, 0o700) }, false, "directory"},
+		"a FIFO":                        {0o755, func() error { return exec.Command("mkfifo", path).Run() }, false, "is no regular file"},
+		"everybody can write":           {0o755, func() error { return write(path, 0o666) }, true, foreign},
+		"in such as /tmp":               {os.ModeSticky | 0o777, func() error { return write(path, 0o644) }, true, foreign},
+		"in a directory for everybody":  {0o777, func() error { return write(path, 0o644) }, true, foreign},
+		"own, in such as /tmp":          {os.ModeSticky | 0o777, func() error { return write(path, 0o644) }, false, ""},
+		"of a file system's only owner": {0o755, func() error { return write(path, 0o644) }, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer os.RemoveAll(path)
+			require.NoError(t, c.make())
+			if c.theirs {
+				if os.Geteuid() != 0 {
+					t.Skip("only root can give files to other users")
+				}
+				require.NoError(t, os.Chown(path, 4242, -1))
+			}
+			require.NoError(t, os.Chmod(dir, c.mode))
+			s, err := store.NewFile(path, 2)
+			if c.want == "" {
+				require.NoError(t, err)
+				require.NoError(t, s.Close())
+				return
+			}
+			require.ErrorContains(t, err, path)
+			if c.mode&os.ModeSticky == 0 || !errors.Is(err, fs.ErrPermission) { // Linux may refuse it, with fs.protected_regular
+				require.ErrorContains(t, err, c.want)
+			}
+			if info, err := os.Stat(path); err == nil && c.theirs {
+				require.Zero(t, info.Size())
+			}
+			after, err := os.ReadFile(own)
+			require.NoError(t, err)
+			require.Equal(t, before, after)
+			require.NoFileExists(t, own+"-new")
+		})
+	}
+}
+
+func write(path string, mode os.FileMode) error {
+	return errors.Join(os.WriteFile(path, nil, 0o600), os.Chmod(path, mode))
+}
+
 func TestFileDamage(t *testing.T) {
 	needFileLocks(t)
 	for name, test := range map[string]struct{ tail, want string }{

@@ -49,12 +49,17 @@ func Replace(path string, data []byte) error {
 
 // Read returns the first limit bytes of a file. It refuses what is no regular file.
 func Read(path string, limit int64) ([]byte, error) {
-	file, _, err := open(path, os.O_RDONLY|dontWait|noLink, 0)
+	file, _, err := Open(path, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
 	return io.ReadAll(io.LimitReader(file, limit))
+}
+
+// Open is os.OpenFile for regular files. It follows no link.
+func Open(path string, flags int, mode fs.FileMode) (*os.File, fs.FileInfo, error) {
+	return open(path, flags|dontWait|noLink, mode)
 }
 
 // open is os.OpenFile for regular files.

@@ -57,7 +57,7 @@ var layers = []layer{
 	{"internal/waiting/...", nil},
 	{"internal/overlaptest", []string{"tensor", "work", "backend"}},
 
-	{"store", nil},
+	{"store", []string{"internal/ownfile"}},
 	{"store/storetest", []string{"store", "github.com/stretchr/testify/..."}},
 	{"store/tcp", []string{"store", "internal/credentials", "internal/lag", "internal/openfiles", "internal/strangers", "internal/tcpsock", "internal/waiting"}},
 	{"store/redis", []string{"store", "internal/credentials", "internal/tcpsock", "github.com/redis/go-redis/v9/..."}},

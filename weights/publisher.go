@@ -130,7 +130,7 @@ func Listen(ctx context.Context, address string, o PublisherOptions) (*Publisher
 		return nil, fmt.Errorf("weights: Listen: %w", err)
 	}
 	p := &Publisher{
-		options: o, listener: l, waiting: strangers.New(strangers.Limit(0)), late: make(chan struct{}, 1), turn: make(chan struct{}, 1),
+		options: o, listener: l, waiting: strangers.New(0), late: make(chan struct{}, 1), turn: make(chan struct{}, 1),
 		receivers: make(map[*peer]struct{}), refused: make(map[string]struct{}), came: make(chan struct{}), copied: make(map[int]weak.Pointer[[]encoded]),
 	}
 	p.tasks.Go(p.accept)

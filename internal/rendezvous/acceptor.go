@@ -35,7 +35,7 @@ type acceptor struct {
 
 // newAcceptor returns the acceptor of a rank in a group of size ranks.
 func newAcceptor(size int) *acceptor {
-	d := &acceptor{strangers: strangers.New(strangers.Limit(size - 1))}
+	d := &acceptor{strangers: strangers.New(size - 1)}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	return d
 }

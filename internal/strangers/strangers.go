@@ -1,4 +1,4 @@
-// Package strangers bounds the connections of a listener that have not yet said which rank they
+// Package strangers bounds the connections of a process's listeners that have not yet said which rank they
 // come from.
 //
 // A rank's listener accepts connections from anybody. Until a connection has proved that it
@@ -6,6 +6,9 @@
 // closes the oldest one, so that no number of silent strangers keeps a rank out. The limit leaves
 // room for every rank of the group at once (see Limit). A rank that was closed all the same
 // connects again.
+//
+// A process has a listener for each group, and a stranger costs it up to 80 KB during a TLS handshake. So all
+// listeners of a process share the room.
 //
 // Closing connections as fast as they come would take the CPUs from the job. So a listener accepts
 // more slowly while it refuses most of them (see Pace).
@@ -18,46 +21,62 @@ import (
 	"time"
 )
 
-// spare is how many strangers fit besides the ranks of a group. With it, a listener needs a few
-// hundred descriptors and goroutines more than its group.
-const spare = 512
+// spare is how many strangers fit into a process besides the ranks of its groups. With it, a process needs
+// 256 descriptors and goroutines more, and 20 MB.
+const spare = 256
 
-// Limit returns how many strangers a rank takes that expects so many connections of other ranks.
+// Limit returns how many strangers a process takes whose listeners expect so many connections of other ranks.
 func Limit(expected int) int { return spare + max(expected, 0) }
 
-// List has the strangers of a rank. Its methods may be called from several goroutines. Make one
+// all has the strangers of all Lists.
+var all = struct {
+	mu    sync.Mutex
+	limit int       // spare, and what the open Lists expect
+	order list.List // of stranger, oldest first
+}{limit: spare}
+
+type stranger struct {
+	net.Conn
+	of *List
+}
+
+// List has the strangers of a listener. Its methods may be called from several goroutines. Make one
 // with New.
 type List struct {
-	mu     sync.Mutex
-	limit  int
-	order  list.List // of net.Conn, oldest first
-	places map[net.Conn]*list.Element
-	closed bool
+	expected int
 
+	// Guarded by all.mu:
+	places  map[net.Conn]*list.Element // in all.order
+	closed  bool
 	refused int64 // strangers that were closed: wrong ones, silent ones, and those that made room
 	pace    Pace
 }
 
-// New returns a list of at most limit strangers.
-func New(limit int) *List {
-	return &List{limit: limit, places: make(map[net.Conn]*list.Element)}
+// New returns a list for a listener that expects so many connections of other ranks. Until Close there is room
+// for them.
+func New(expected int) *List {
+	l := &List{expected: max(expected, 0), places: make(map[net.Conn]*list.Element)}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	all.limit += l.expected
+	return l
 }
 
-// Add enters c, whose reads and writes fail after d. If the list is full it closes the oldest
-// stranger. It reports false if the list is closed: c must then be closed.
+// Add enters c, whose reads and writes fail after d. If there is no room it closes the oldest
+// stranger of the process. It reports false if the list is closed: c must then be closed.
 func (l *List) Add(c net.Conn, d time.Duration) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	all.mu.Lock()
+	defer all.mu.Unlock()
 	if l.closed {
 		return false
 	}
-	if l.order.Len() >= l.limit {
-		oldest := l.order.Front().Value.(net.Conn)
-		l.remove(oldest)
-		l.refused++
+	if all.order.Len() >= all.limit {
+		oldest := all.order.Front().Value.(stranger)
+		oldest.of.remove(oldest.Conn)
+		oldest.of.refused++
 		oldest.Close()
 	}
-	l.places[c] = l.order.PushBack(c)
+	l.places[c] = all.order.PushBack(stranger{c, l})
 	c.SetDeadline(time.Now().Add(d))
 	return true
 }
@@ -65,27 +84,27 @@ func (l *List) Add(c net.Conn, d time.Duration) bool {
 // Remove takes c out and reports whether it was there: it is the caller's now, still with its
 // deadline. Otherwise the list has closed c, or is closed itself.
 func (l *List) Remove(c net.Conn) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.remove(c) && !l.closed
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	return l.remove(c)
 }
 
 // Refuse closes c. If c was in the list, it was a stranger to the end, and counts for Pace.
 func (l *List) Refuse(c net.Conn) {
-	l.mu.Lock()
+	all.mu.Lock()
 	if l.remove(c) {
 		l.refused++
 	}
-	l.mu.Unlock()
+	all.mu.Unlock()
 	c.Close()
 }
 
 // Pace is called before each Accept. It sleeps for a moment if most of the last connections were
 // refused.
 func (l *List) Pace() {
-	l.mu.Lock()
+	all.mu.Lock()
 	hostile := l.pace.look(l.refused)
-	l.mu.Unlock()
+	all.mu.Unlock()
 	if hostile {
 		time.Sleep(pause)
 	}
@@ -94,7 +113,7 @@ func (l *List) Pace() {
 func (l *List) remove(c net.Conn) bool {
 	e, there := l.places[c]
 	if there {
-		l.order.Remove(e)
+		all.order.Remove(e)
 		delete(l.places, c)
 	}
 	return there
@@ -102,17 +121,21 @@ func (l *List) remove(c net.Conn) bool {
 
 // Len returns how many strangers there are.
 func (l *List) Len() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.order.Len()
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	return len(l.places)
 }
 
-// Close makes the reads and writes of all strangers fail. Later ones are not taken.
+// Close makes the reads and writes of all strangers fail, and takes them out. Later ones are not taken.
 func (l *List) Close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = true
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if !l.closed {
+		l.closed = true
+		all.limit -= l.expected
+	}
 	for c := range l.places {
 		c.SetDeadline(time.Unix(1, 0))
+		l.remove(c)
 	}
 }

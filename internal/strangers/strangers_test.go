@@ -24,35 +24,50 @@ func pipe(t *testing.T) (near, far net.Conn) {
 	return near, far
 }
 
+// fill adds n silent strangers to l.
+func fill(t *testing.T, l *strangers.List, n int) {
+	for range n {
+		near, _ := pipe(t)
+		require.True(t, l.Add(near, patience))
+	}
+}
+
+// ended waits until the other side has closed a connection.
+func ended(t *testing.T, far net.Conn) {
+	_, err := far.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF)
+}
+
 func TestList(t *testing.T) {
 	t.Run("one too many closes the oldest", func(t *testing.T) {
 		l := strangers.New(2)
-		var near, far [4]net.Conn
+		defer l.Close()
+		var near, far [2]net.Conn
 		for i := range near {
 			near[i], far[i] = pipe(t)
+			require.True(t, l.Add(near[i], patience))
 		}
-		require.True(t, l.Add(near[0], patience))
-		require.True(t, l.Add(near[1], patience))
 		require.True(t, l.Remove(near[0]), "it has said who it is")
-		require.True(t, l.Add(near[2], patience))
-		require.True(t, l.Add(near[3], patience))
-		_, err := far[1].Read(make([]byte, 1))
-		require.ErrorIs(t, err, io.EOF)
+		fill(t, l, strangers.Limit(2))
+		ended(t, far[1])
 		require.False(t, l.Remove(near[1]))
-		require.Equal(t, 2, l.Len())
+		require.Equal(t, strangers.Limit(2), l.Len())
 		go far[0].Write([]byte("x"))
-		_, err = near[0].Read(make([]byte, 1))
+		_, err := near[0].Read(make([]byte, 1))
 		require.NoError(t, err, "who has been taken out stays open")
 	})
 	t.Run("a silent one runs out of time", func(t *testing.T) {
-		l := strangers.New(1)
+		l := strangers.New(0)
+		defer l.Close()
 		near, _ := pipe(t)
 		require.True(t, l.Add(near, time.Millisecond))
 		_, err := near.Read(make([]byte, 1))
 		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		l.Refuse(near)
+		require.Zero(t, l.Len())
 	})
 	t.Run("closed", func(t *testing.T) {
-		l := strangers.New(2)
+		l := strangers.New(0)
 		near, _ := pipe(t)
 		require.True(t, l.Add(near, patience))
 		l.Close()
@@ -62,12 +77,25 @@ func TestList(t *testing.T) {
 		late, _ := pipe(t)
 		require.False(t, l.Add(late, patience))
 	})
+	t.Run("lists share the room", func(t *testing.T) {
+		first, second := strangers.New(1), strangers.New(1)
+		oldest, far := pipe(t)
+		require.True(t, first.Add(oldest, patience))
+		fill(t, second, strangers.Limit(1+1))
+		ended(t, far)
+		require.Zero(t, first.Len())
+		first.Close()
+		fill(t, second, 1)
+		require.Equal(t, strangers.Limit(1+1), second.Len(), "one closed, one new")
+		second.Close()
+	})
 }
 
 // A listener pauses while most connections are refused, and only then.
 func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := strangers.New(1000)
+		l := strangers.New(0)
+		defer l.Close()
 		// accept takes 64 connections, of which so many are refused, and returns how long that took.
 		accept := func(refused int) time.Duration {
 			begun := time.Now()

@@ -248,7 +248,7 @@ func (e *Endpoint) welcome(ctx context.Context, size int, offer []byte, fd int) 
 		done    = make(chan struct{})
 		failed  error
 		group   sync.WaitGroup
-		unknown = strangers.New(strangers.Limit(size - 1))
+		unknown = strangers.New(size - 1)
 	)
 	group.Add(1)
 	go func() {

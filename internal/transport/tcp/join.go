@@ -153,7 +153,7 @@ func (e *Endpoint) Join(ctx context.Context, rank int, addrs []string) (*Mesh, e
 	m.setShare(ranksOnHost(all, rank), min(runtime.NumCPU(), runtime.GOMAXPROCS(0)))
 	d := &acceptor{
 		m: m, listener: e.listener, connected: make(chan int, len(addrs)), exhausted: make(chan error, 1), taken: make(map[int]bool),
-		strangers: strangers.New(strangers.Limit((len(addrs) - 1) * len(e.addr.places))), // a rank tries them all
+		strangers: strangers.New((len(addrs) - 1) * len(e.addr.places)), // a rank tries them all
 	}
 	m.acceptor = d
 	m.Goroutines.Add(1)

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/c10d-go/c10d/internal/ownfile"
 )
 
 // get takes a plan from its file, or makes it.
@@ -15,7 +17,7 @@ func (c *Cache) get(x Call, k key) (*Plan, error) {
 	file := ""
 	if c.dir != "" {
 		file = filepath.Join(c.dir, c.name(k))
-		text, err := os.ReadFile(file)
+		text, err := ownfile.Read(file, maxFile+1)
 		if err == nil {
 			p, err := c.l.Import(bytes.NewReader(text))
 			if err == nil && keyOf(p.Call) != k {

@@ -47,9 +47,9 @@ func Replace(path string, data []byte) error {
 	return err
 }
 
-// Read returns the first limit bytes of a file. It refuses what is no regular file.
+// Read returns the first limit bytes of a file. It follows links, and refuses what is no regular file.
 func Read(path string, limit int64) ([]byte, error) {
-	file, _, err := Open(path, os.O_RDONLY, 0)
+	file, _, err := open(path, os.O_RDONLY|dontWait, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -72,7 +72,8 @@ func TestReplace(t *testing.T) {
 
 func TestRead(t *testing.T) {
 	dir, behind, _ := traps(t)
-	for _, name := range []string{"link", "dangling", "fifo", "", "none"} {
+	require.NoError(t, os.Symlink("fifo", filepath.Join(dir, "link to fifo")))
+	for _, name := range []string{"dangling", "fifo", "link to fifo", "", "none"} {
 		_, err := Read(filepath.Join(dir, name), 100)
 		require.Error(t, err, name)
 	}
@@ -80,9 +81,11 @@ func TestRead(t *testing.T) {
 	text, err := Read(filepath.Join(dir, "file"), 100)
 	require.NoError(t, err)
 	require.Equal(t, strings.Repeat("\x00", 100), string(text))
-	text, err = Read(behind, 100)
-	require.NoError(t, err)
-	require.Equal(t, "as it was", string(text))
+	for _, path := range []string{behind, filepath.Join(dir, "link")} {
+		text, err = Read(path, 100)
+		require.NoError(t, err)
+		require.Equal(t, "as it was", string(text))
+	}
 }
 
 func TestMkdirAll(t *testing.T) {

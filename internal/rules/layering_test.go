@@ -73,7 +73,7 @@ var layers = []layer{
 	{"internal/plan", nil},
 	{"internal/choice", []string{"internal/plan"}},
 	{"internal/ways", []string{"internal/plan", "internal/choice"}},
-	{"internal/cluster", []string{"internal/plan"}},
+	{"internal/cluster", []string{"internal/plan", "internal/ownfile"}},
 	{"internal/simulate", []string{"internal/plan"}},
 	{"internal/transport", nil},
 	{"internal/callback", nil},

@@ -872,6 +872,42 @@ func TestSparseMemory(t *testing.T) {
 	require.NoError(t, w.m.Close())
 }
 
+// TestSparseKeeps: a group keeps no more memory of outcomes than Options.Scratch says, once they were given back.
+func TestSparseKeeps(t *testing.T) {
+	w := newWorld(t, setup{size: 1, sim: sim.Config{Devices: 1}, options: cuda.Options{Scratch: 8 << 10}})
+	bytes := func(n int) int64 {
+		at := make([]int64, n)
+		for i := range at {
+			at[i] = int64(i)
+		}
+		w.each(func(x *rank, r int) error {
+			n := len(x.close)
+			y, err := x.sparseOf(tensor.Float32, true, at, 1<<16)
+			if err == nil {
+				err = x.summed(y, backend.AllReduceOptions{})
+			}
+			for _, c := range x.close[n:] {
+				err = errors.Join(err, c.Close())
+			}
+			x.close = x.close[:n]
+			return err
+		})
+		return w.m.Stats().DeviceBytes
+	}
+	require.GreaterOrEqual(t, bytes(1<<15), int64((8+4)<<15))
+	bytes(1)
+	require.LessOrEqual(t, bytes(1), int64(8<<10))
+	w.end()
+}
+
+// TestSparseMany all-reduces more tensors at a time than a stream gets copies for at once.
+func TestSparseMany(t *testing.T) {
+	w := newWorld(t, setup{size: 2, sim: sim.Config{Devices: 2}, options: cuda.Options{Chunk: 1000}})
+	p := &sparsePlan{d: tensor.Int64, op: backend.Sum(), dims: 1, shape: []int{9}, list: 130, most: 10, seed: 4}
+	w.each(func(x *rank, r int) error { return x.summer(r, 2).run([]*sparsePlan{p}) })
+	w.end()
+}
+
 // sparseApart is the name of random sparse all-reduces of ranks in processes of their own.
 const sparseApart = "sparse"
 

@@ -300,6 +300,9 @@ func (o *Operation) stage() error {
 			}
 		}
 	}
+	if o.Makes && err == nil {
+		err = o.B.Scratch.Tidy() // no later Get of this operation may
+	}
 	if err != nil {
 		return err
 	}

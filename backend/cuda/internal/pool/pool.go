@@ -78,10 +78,7 @@ func (p *Pool[M]) Get(dev, n int) (m M, err error) {
 		p.idle[k] = list[:last]
 		p.held[dev] -= m.Len()
 	}
-	var spare []M
-	if p.over && Underway.Load() == 0 {
-		spare = p.trim(p.keep)
-	}
+	spare := p.spare()
 	p.mu.Unlock()
 	if err = free(spare); err != nil && found {
 		p.Put(dev, m)
@@ -90,6 +87,22 @@ func (p *Pool[M]) Get(dev, n int) (m M, err error) {
 		return m, err
 	}
 	return p.make(dev, 1<<k.class)
+}
+
+// Tidy frees what is more than keep, if it may.
+func (p *Pool[M]) Tidy() error {
+	p.mu.Lock()
+	spare := p.spare()
+	p.mu.Unlock()
+	return free(spare)
+}
+
+// spare takes out what is more than keep, if it may be freed. The caller holds p.mu.
+func (p *Pool[M]) spare() []M {
+	if p.over && Underway.Load() == 0 {
+		return p.trim(p.keep)
+	}
+	return nil
 }
 
 // Put gives memory back that nothing uses any more. It frees nothing before Close, because the caller ends

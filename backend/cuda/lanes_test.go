@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -503,4 +505,50 @@ func TestLaneFailures(t *testing.T) {
 			w.drop(t)
 		})
 	}
+}
+
+// TestLanesClose has goroutines that send and receive while both ranks close the group. They get errors.
+func TestLanesClose(t *testing.T) {
+	for run := range 4 {
+		s := directly(2)
+		s.sim.Seed = uint64(run)
+		w := newWorld(t, s)
+		w.each(func(x *rank, r int) error {
+			if err := x.meetDirectly(r); err != nil {
+				return err
+			}
+			p, err := x.tensorOf(message{id: 1, n: 8}, r, r == 0)
+			if err != nil {
+				return err
+			}
+			for range 3 {
+				if _, err := x.passes(r, p); err != nil {
+					return err
+				}
+			}
+			var calls sync.WaitGroup
+			var over atomic.Bool
+			calls.Go(func() {
+				for !over.Load() { // also once Close has begun
+					_, err = x.passes(r, p)
+				}
+			})
+			closed := x.b.Close()
+			over.Store(true)
+			calls.Wait()
+			if !errors.Is(err, work.ErrClosed) && !errors.Is(err, work.ErrPeerLeft) {
+				return fmt.Errorf("the last message ended with %w", err)
+			}
+			return closed
+		})
+		w.drop(t)
+	}
+}
+
+// passes sends a tensor from rank 0 to rank 1.
+func (x *rank) passes(r int, p *pair) (*work.Work, error) {
+	if r == 0 {
+		return x.b.Send(x.ctx, p.dev, 1, backend.P2POptions{})
+	}
+	return x.b.Recv(x.ctx, p.dev, 0, backend.P2POptions{})
 }

@@ -223,9 +223,10 @@ func (d *Group) leaveLanes() {
 	}
 }
 
-// closeLanes ends the lanes' streams. No message is on its way.
+// closeLanes ends the lanes' streams. No message is on its way. A call that is refused may look at the lanes.
 func (d *Group) closeLanes() error {
 	var errs []error
+	d.B.Calls.Lock()
 	for dir := range d.lanes.all {
 		for p, x := range d.lanes.all[dir] {
 			if x == nil {
@@ -240,6 +241,7 @@ func (d *Group) closeLanes() error {
 			d.lanes.all[dir][p] = nil
 		}
 	}
+	d.B.Calls.Unlock()
 	d.lanes.mu.Lock()
 	d.lanes.state = laneNever
 	d.lanes.mu.Unlock()

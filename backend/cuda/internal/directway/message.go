@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -64,7 +65,10 @@ func (d *Group) Recv(ctx context.Context, t *tensor.Tensor, src int, o backend.P
 // receive writes page-locked memory, because the tensor is claimed like that of any message through the
 // host.
 func (d *Group) RecvAny(ctx context.Context, t *tensor.Tensor, o backend.P2POptions, host HostPost, from func(src int) HostPost) (*work.Work, error) {
-	x := d.seek(host, from)
+	x, err := d.seek(ctx, o, host, from)
+	if err != nil {
+		return nil, err
+	}
 	return x.through(d.B.Message(ctx, work.RecvAnySource, o, group.Post{}, group.To(t), x.f))
 }
 
@@ -76,13 +80,33 @@ func (x *ticket) through(w *work.Work, err error) (*work.Work, error) {
 	return w, err
 }
 
-// steady waits until the ranks are not settling, and returns with l.mu held.
-func (l *lanes) steady() {
-	for l.mu.Lock(); l.state == laneSettling; l.mu.Lock() {
+// steady waits until the ranks are not settling, and returns with l.mu held. It returns an error, without the
+// lock, if ctx or the time is over before.
+func (l *lanes) steady(ctx context.Context, timeout time.Duration) error {
+	l.mu.Lock()
+	if l.state != laneSettling {
+		return nil
+	}
+	limit := time.NewTimer(timeout)
+	defer limit.Stop()
+	for l.state == laneSettling {
 		settled := l.settled
 		l.mu.Unlock()
-		<-settled
+		select {
+		case <-settled:
+		case <-ctx.Done():
+			return group.Canceled(ctx)
+		case <-limit.C:
+			return fmt.Errorf("%w after %v, while the ranks connected", work.ErrTimeout, timeout)
+		}
+		l.mu.Lock()
 	}
+	return nil
+}
+
+// unposted is the error of a message that has waited in vain for the ranks to connect.
+func (d *Group) unposted(op work.OpType, peer int, err error) error {
+	return &work.Error{Info: d.B.Issuer.Info(op, d.B.Seq()), Peer: peer, Err: fmt.Errorf("cuda: not posted: %w", err)}
 }
 
 // admit decides how a message goes, and enqueues it if it can go now.
@@ -91,7 +115,12 @@ func (d *Group) admit(ctx context.Context, op work.OpType, o backend.P2POptions,
 		return ticket{f: host, refuse: func() {}}, nil // the engine refuses it
 	}
 	l := &d.lanes
-	l.steady()
+	if err := l.steady(ctx, d.B.Limit(o.Timeout)); err != nil {
+		if ctx.Err() != nil {
+			return ticket{f: host, refuse: func() {}}, nil // the engine refuses it
+		}
+		return x, d.unposted(op, peer, err)
+	}
 	if l.state != laneOpen || l.hosted[dir][peer] > 0 {
 		before := l.state == laneHosted
 		l.count(dir, peer, before, 1)
@@ -142,7 +171,7 @@ func (l *lanes) count(dir, peer int, before bool, n uint32) {
 // refused takes back what was counted for a message that the engine has refused.
 func (d *Group) refused(dir, peer int, before bool) {
 	l := &d.lanes
-	l.steady()
+	_ = l.steady(context.Background(), math.MaxInt64) // the ranks connect, or their time is over
 	told := before && l.state == laneOpen
 	if !told {
 		l.count(dir, peer, before, ^uint32(0))
@@ -182,25 +211,27 @@ func (d *Group) simple(t *tensor.Tensor) bool {
 }
 
 // seek decides how a receive from any rank goes.
-func (d *Group) seek(host HostPost, from func(src int) HostPost) ticket {
+func (d *Group) seek(ctx context.Context, o backend.P2POptions, host HostPost, from func(src int) HostPost) (ticket, error) {
 	l := &d.lanes
-	l.steady()
+	if err := l.steady(ctx, d.B.Limit(o.Timeout)); err != nil {
+		return ticket{}, d.unposted(work.RecvAnySource, -1, err)
+	}
 	defer l.mu.Unlock()
 	if l.state != laneOpen {
 		if l.state == laneHosted {
 			l.any = true
 		}
-		return ticket{f: host, refuse: func() {}}
+		return ticket{f: host, refuse: func() {}}, nil
 	}
 	for p, n := range l.hosted[in] {
 		if n > 0 {
 			// That rank has sent a message through the host, before the ranks connected.
 			l.count(in, p, false, 1)
-			return ticket{f: from(p), refuse: func() { d.refused(in, p, false) }}
+			return ticket{f: from(p), refuse: func() { d.refused(in, p, false) }}, nil
 		}
 	}
 	l.seeking++
-	return ticket{f: d.found, refuse: d.sought}
+	return ticket{f: d.found, refuse: d.sought}, nil
 }
 
 // sought ends what seek has begun.

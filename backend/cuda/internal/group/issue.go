@@ -174,10 +174,15 @@ func (b *Engine) Admit(ctx context.Context, op work.OpType, timeout time.Duratio
 	if err != nil {
 		return info, 0, &work.Error{Info: info, Peer: peer, Err: err}
 	}
-	if timeout <= 0 {
-		timeout = time.Duration(b.timeout.Load())
+	return info, b.Limit(timeout), nil
+}
+
+// Limit returns the time of an operation: the group's, unless the call has one.
+func (b *Engine) Limit(timeout time.Duration) time.Duration {
+	if timeout > 0 {
+		return timeout
 	}
-	return info, timeout, nil
+	return time.Duration(b.timeout.Load())
 }
 
 // Enter tells the other ranks of this host which collective comes next. If they call something

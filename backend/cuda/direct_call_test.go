@@ -506,3 +506,34 @@ func TestDirectFaults(t *testing.T) {
 		}
 	}, is(work.ErrPeerLeft, 2))
 }
+
+// TestBlameWaitsAlone has a kernel that cannot report why it gave up, because it has not begun. While the group
+// waits for the report, other goroutines wait for nothing.
+func TestBlameWaitsAlone(t *testing.T) {
+	defer cuda.SetReportLimit(25 * time.Second)()
+	w := newWorld(t, directly(2))
+	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+	x := w.ranks[0]
+	word, err := x.d.AllocHost(4)
+	require.NoError(t, err)
+	x.close = append(x.close, word)
+	y, err := x.vector(tensor.Float32, 0, make([]byte, 8))
+	require.NoError(t, err)
+	require.NoError(t, x.stream[0].WaitValue(word.Ptr(), 1, driver.AtLeast))
+	x.b.SetTimeout(20 * time.Millisecond)
+	v, err := x.b.AllReduce(cuda.InStream(x.ctx, x.stream[0]), []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
+	require.NoError(t, err)
+	ended := make(chan error)
+	go func() { ended <- v.Wait(x.ctx) }()
+	time.Sleep(100 * time.Millisecond) // the group waits for the report now
+	soon(t, "a call", func() {
+		for range 100 {
+			v.IsCompleted()
+			x.b.Send(x.ctx, y.t, 1, backend.P2POptions{})
+			time.Sleep(time.Millisecond)
+		}
+	})
+	word.Store32(0, 1)
+	require.ErrorIs(t, <-ended, work.ErrTimeout)
+	w.drop(t)
+}

@@ -7,6 +7,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
@@ -21,6 +22,14 @@ func SetCloseLimit(d time.Duration) func() {
 	old := group.CloseLimit
 	group.CloseLimit = d
 	return func() { group.CloseLimit = old }
+}
+
+// SetReportLimit changes how long a kernel may take to report that it was told to end, until the function that it
+// returns is called.
+func SetReportLimit(d time.Duration) func() {
+	old := directway.ReportLimit
+	directway.ReportLimit = d
+	return func() { directway.ReportLimit = old }
 }
 
 // SetHostIdentity changes what tells hosts apart, until the function that it

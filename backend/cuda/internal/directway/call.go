@@ -62,6 +62,7 @@ type Call struct {
 	readers int          // of the event
 	err     error
 	failed  time.Time // since when it has to end
+	blaming bool      // somebody finds out why
 	ended   bool      // the Work has
 	over    bool      // the stream is done with it
 }

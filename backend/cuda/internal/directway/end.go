@@ -84,10 +84,11 @@ func (d *Group) check() {
 			d.sweep()
 		}
 	}
-	for _, c := range d.calls {
-		if c.failed.IsZero() {
+	for i := 0; i < len(d.calls); i++ {
+		if c := d.calls[i]; c.failed.IsZero() {
 			if why := c.stopped(now); why != nil {
 				d.fail(c, why)
+				i = -1 // others may have had d.mu meanwhile
 			}
 		}
 	}
@@ -104,7 +105,7 @@ func (d *Group) check() {
 // mark has the operations end by an event whose kernels may have failed, and so do not tell that they
 // have ended. It does not wait: a stream may be full. The caller holds d.mu.
 func (d *Group) mark() {
-	if d.comm.Err() == nil {
+	if len(d.calls) == 0 || d.comm.Err() == nil {
 		return
 	}
 	for _, c := range d.calls {
@@ -187,34 +188,45 @@ const wordEach = 64
 func goneWord(p *region.Region, rank int) *atomic.Uint32 { return p.Word(rank * wordEach) }
 
 // fail ends the group because of what an operation ran into, and lets the kernels end. The caller
-// holds d.mu.
+// holds d.mu. Others may have it meanwhile.
 func (d *Group) fail(c *Call, why error) {
 	d.window.Abort()
+	c.failed = time.Now()
 	if errors.Is(why, work.ErrTimeout) && d.B.Broken() == nil {
+		c.blaming = true
 		why = c.blame(why)
+		c.blaming = false
 	}
 	c.failed = time.Now()
 	c.err = c.named(why)
 	d.B.Fail(fmt.Errorf("the group has failed: %w", c.err), c.err)
+	if c.over && !c.ended { // it has left d.calls meanwhile, and the group may be closed
+		c.ended = true
+		c.Complete(c.err)
+	}
 }
 
-// blame says for whom the kernel waited. It has just been told to end, and reports that then.
+// blame says for whom the kernel waited. It has just been told to end, and reports that then. The caller holds
+// d.mu, and others have it between two looks.
 func (c *Call) blame(why error) error {
-	d := c.d
+	d, comm := c.d, c.d.comm
 	var stuck *window.Failure
-	for end := time.Now().Add(reportLimit); !errors.As(d.comm.Err(), &stuck); time.Sleep(50 * time.Microsecond) {
+	for end := time.Now().Add(ReportLimit); !errors.As(comm.Err(), &stuck); {
 		if c.event == nil && c.ends == 0 || time.Now().After(end) {
 			return fmt.Errorf("%w, waiting for the device", why)
 		}
-		if c.done() && !errors.As(d.comm.Err(), &stuck) {
+		if (c.over || c.done()) && !errors.As(comm.Err(), &stuck) {
 			return fmt.Errorf("%w, waiting for the device", why)
 		}
+		d.mu.Unlock()
+		time.Sleep(50 * time.Microsecond)
+		d.mu.Lock()
 	}
 	return &work.Error{Info: c.Info(), Peer: stuck.Peer, Err: fmt.Errorf("cuda: %w; the device of rank %d has not done its part", why, stuck.Peer)}
 }
 
-// reportLimit bounds how long a kernel may take to report that it was told to end.
-const reportLimit = time.Second
+// ReportLimit bounds how long a kernel may take to report that it was told to end; a variable for tests.
+var ReportLimit = time.Second
 
 // named makes an error that names this operation.
 func (c *Call) named(err error) error {
@@ -268,9 +280,9 @@ func (c *Call) finish() {
 	pool.Underway.Add(-1)
 }
 
-// end ends the Work.
+// end ends the Work. The caller holds d.mu.
 func (c *Call) end() {
-	if c.ended {
+	if c.ended || c.blaming {
 		return
 	}
 	c.ended = true

@@ -633,7 +633,7 @@ func (d *Group) watchMessages() {
 		d.checkMessages()
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		if !slices.ContainsFunc(d.lanes.open, func(m *Message) bool { return !m.ended }) {
+		if d.closed || !slices.ContainsFunc(d.lanes.open, func(m *Message) bool { return !m.ended }) {
 			d.lanes.watching = false
 			return
 		}

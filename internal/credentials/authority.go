@@ -144,23 +144,11 @@ func issue(dir, name string, a *Authority, template *x509.Certificate) error {
 	}
 	// Two files cannot be replaced at once. The file of the key has the certificate, too: see load.
 	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})
-	if err := replace(keyFile(dir, name), append(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), text...), 0o600); err != nil {
+	if err := ownfile.Replace(keyFile(dir, name), append(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), text...)); err != nil {
 		return err
 	}
-	return replace(certFile(dir, name), text, 0o644)
-}
-
-// replace writes a file so that a reader sees either the last content or all of the new one.
-func replace(path string, text []byte, mode fs.FileMode) error {
-	next := path + ".new"
-	os.Remove(next) // of a process that was killed
-	file, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-	if err != nil {
+	if err := ownfile.Replace(certFile(dir, name), text); err != nil {
 		return err
 	}
-	_, err = file.Write(text)
-	if err = errors.Join(err, file.Close()); err != nil {
-		return errors.Join(err, os.Remove(next))
-	}
-	return os.Rename(next, path)
+	return os.Chmod(certFile(dir, name), 0o644)
 }

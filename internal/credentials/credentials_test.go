@@ -244,15 +244,20 @@ func TestNoLongerThanTheAuthority(t *testing.T) {
 	require.NoError(t, a.Issue(dir, "rank0", []string{"127.0.0.1"}, time.Now().AddDate(9, 0, 0)))
 }
 
-// If a key cannot be replaced, the last certificate stays with it.
+// If a key cannot be replaced, its certificate stays.
 func TestRenewalFails(t *testing.T) {
 	dir := t.TempDir()
 	f := issued(t, dir, time.Hour, "127.0.0.1")
-	require.NoError(t, os.MkdirAll(f.Key+".new/occupied", 0o700))
+	before, err := os.ReadFile(f.Cert)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(f.Key))
+	require.NoError(t, os.MkdirAll(f.Key+"/occupied", 0o700))
 	a, _, err := credentials.OpenAuthority(dir)
 	require.NoError(t, err)
 	require.Error(t, a.Issue(dir, "rank0", []string{"127.0.0.1"}, time.Now().Add(2*time.Hour)))
-	load(t, f)
+	after, err := os.ReadFile(f.Cert)
+	require.NoError(t, err)
+	require.Equal(t, before, after)
 }
 
 // A directory keeps its authority, and its keys are for this user only.
@@ -269,9 +274,11 @@ func TestAuthority(t *testing.T) {
 	after, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
 	require.NoError(t, err)
 	require.Equal(t, before, after)
-	info, err := os.Stat(filepath.Join(dir, "ca-key.pem"))
-	require.NoError(t, err)
-	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	for name, mode := range map[string]os.FileMode{"ca-key.pem": 0o600, "ca.pem": 0o644} {
+		info, err := os.Stat(filepath.Join(dir, name))
+		require.NoError(t, err)
+		require.Equal(t, mode, info.Mode().Perm())
+	}
 }
 
 // foreign gives a file, directory or link to another user.

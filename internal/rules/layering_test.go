@@ -65,7 +65,7 @@ var layers = []layer{
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
 
 	{"trace", []string{"tensor", "work", "backend", "internal/ownfile"}},
-	{"trace/debug", []string{"work", "backend", "trace", "internal/credentials", "internal/ownfile"}},
+	{"trace/debug", []string{"work", "backend", "trace", "internal/credentials", "internal/ownfile", "internal/strangers"}},
 
 	{"backend/detail", []string{"tensor", "work", "store", "backend", "internal/begun"}},
 

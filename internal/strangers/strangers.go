@@ -8,7 +8,7 @@
 // connects again.
 //
 // A process has a listener for each group, and a stranger costs it up to 80 KB during a TLS handshake. So all
-// listeners of a process share the room.
+// listeners of a process share the room, but for those of pages (see Apart).
 //
 // Closing connections as fast as they come would take the CPUs from the job. So a listener accepts
 // more slowly while it refuses most of them (see Pace).
@@ -28,12 +28,15 @@ const spare = 256
 // Limit returns how many strangers a process takes whose listeners expect so many connections of other ranks.
 func Limit(expected int) int { return spare + max(expected, 0) }
 
-// all has the strangers of all Lists.
-var all = struct {
+// room has the strangers of several Lists.
+type room struct {
 	mu    sync.Mutex
 	limit int       // spare, and what the open Lists expect
 	order list.List // of stranger, oldest first
-}{limit: spare}
+}
+
+// all has the strangers of all Lists of New.
+var all = &room{limit: spare}
 
 type stranger struct {
 	net.Conn
@@ -44,6 +47,7 @@ type stranger struct {
 // with New.
 type List struct {
 	expected int
+	all      *room
 
 	// Guarded by all.mu:
 	places  map[net.Conn]*list.Element // in all.order
@@ -55,28 +59,33 @@ type List struct {
 // New returns a list for a listener that expects so many connections of other ranks. Until Close there is room
 // for them.
 func New(expected int) *List {
-	l := &List{expected: max(expected, 0), places: make(map[net.Conn]*list.Element)}
+	l := &List{expected: max(expected, 0), all: all, places: make(map[net.Conn]*list.Element)}
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	all.limit += l.expected
 	return l
 }
 
+// Apart returns a list that has a room of its own: of visitors that may not close ranks.
+func Apart(limit int) *List {
+	return &List{all: &room{limit: limit}, places: make(map[net.Conn]*list.Element)}
+}
+
 // Add enters c, whose reads and writes fail after d. If there is no room it closes the oldest
 // stranger of the process. It reports false if the list is closed: c must then be closed.
 func (l *List) Add(c net.Conn, d time.Duration) bool {
-	all.mu.Lock()
-	defer all.mu.Unlock()
+	l.all.mu.Lock()
+	defer l.all.mu.Unlock()
 	if l.closed {
 		return false
 	}
-	if all.order.Len() >= all.limit {
-		oldest := all.order.Front().Value.(stranger)
+	if l.all.order.Len() >= l.all.limit {
+		oldest := l.all.order.Front().Value.(stranger)
 		oldest.of.remove(oldest.Conn)
 		oldest.of.refused++
 		oldest.Close()
 	}
-	l.places[c] = all.order.PushBack(stranger{c, l})
+	l.places[c] = l.all.order.PushBack(stranger{c, l})
 	c.SetDeadline(time.Now().Add(d))
 	return true
 }
@@ -84,27 +93,27 @@ func (l *List) Add(c net.Conn, d time.Duration) bool {
 // Remove takes c out and reports whether it was there: it is the caller's now, still with its
 // deadline. Otherwise the list has closed c, or is closed itself.
 func (l *List) Remove(c net.Conn) bool {
-	all.mu.Lock()
-	defer all.mu.Unlock()
+	l.all.mu.Lock()
+	defer l.all.mu.Unlock()
 	return l.remove(c)
 }
 
 // Refuse closes c. If c was in the list, it was a stranger to the end, and counts for Pace.
 func (l *List) Refuse(c net.Conn) {
-	all.mu.Lock()
+	l.all.mu.Lock()
 	if l.remove(c) {
 		l.refused++
 	}
-	all.mu.Unlock()
+	l.all.mu.Unlock()
 	c.Close()
 }
 
 // Pace is called before each Accept. It sleeps for a moment if most of the last connections were
 // refused.
 func (l *List) Pace() {
-	all.mu.Lock()
+	l.all.mu.Lock()
 	hostile := l.pace.look(l.refused)
-	all.mu.Unlock()
+	l.all.mu.Unlock()
 	if hostile {
 		time.Sleep(pause)
 	}
@@ -113,7 +122,7 @@ func (l *List) Pace() {
 func (l *List) remove(c net.Conn) bool {
 	e, there := l.places[c]
 	if there {
-		all.order.Remove(e)
+		l.all.order.Remove(e)
 		delete(l.places, c)
 	}
 	return there
@@ -121,18 +130,18 @@ func (l *List) remove(c net.Conn) bool {
 
 // Len returns how many strangers there are.
 func (l *List) Len() int {
-	all.mu.Lock()
-	defer all.mu.Unlock()
+	l.all.mu.Lock()
+	defer l.all.mu.Unlock()
 	return len(l.places)
 }
 
 // Close makes the reads and writes of all strangers fail, and takes them out. Later ones are not taken.
 func (l *List) Close() {
-	all.mu.Lock()
-	defer all.mu.Unlock()
+	l.all.mu.Lock()
+	defer l.all.mu.Unlock()
 	if !l.closed {
 		l.closed = true
-		all.limit -= l.expected
+		l.all.limit -= l.expected
 	}
 	for c := range l.places {
 		c.SetDeadline(time.Unix(1, 0))

@@ -397,35 +397,3 @@ func TestSocketInUse(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "hello", text)
 }
-
-// TestBoundedConnections: a server has at most 64 connections, and closes further ones.
-func TestBoundedConnections(t *testing.T) {
-	release, entered := make(chan struct{}), make(chan struct{}, 100)
-	s, err := debug.Serve("127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		entered <- struct{}{}
-		<-release
-		hello(w, r)
-	}), debug.Access{})
-	require.NoError(t, err)
-	defer s.Close()
-	const most = 64
-	got := make(chan string, most)
-	for range most {
-		go func() {
-			_, text, err := ask(t, s.URL(), new(http.Transport), nil)
-			if err != nil {
-				text = err.Error()
-			}
-			got <- text
-		}()
-	}
-	for range most {
-		<-entered
-	}
-	_, _, err = ask(t, s.URL(), new(http.Transport), nil)
-	require.Error(t, err)
-	close(release)
-	for range most {
-		require.Equal(t, "hello", <-got)
-	}
-}

@@ -22,7 +22,7 @@
 //
 // # What it costs
 //
-// Nothing until somebody asks. A page then asks the other ranks how far they are, at most once a
-// second. It holds no lock of a group while it waits for them, and waits a second at most. So a stuck
-// group or a stopped rank does not stop the page.
+// Nothing until somebody asks. Visitors that ask at once share one answer. A page asks the other ranks
+// how far they are, at most once a second. It holds no lock of a group while it waits for them, and
+// waits a second at most. So a stuck group or a stopped rank does not stop the page.
 package debug

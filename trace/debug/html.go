@@ -1,8 +1,10 @@
 package debug
 
 import (
+	"bytes"
 	"fmt"
 	"html"
+	"slices"
 	"strings"
 )
 
@@ -11,7 +13,7 @@ import (
 type markup string
 
 // document is the HTML that is written so far.
-type document struct{ text strings.Builder }
+type document struct{ text bytes.Buffer }
 
 // put writes markup in which each %s stands for one of values. Values are escaped for text and for
 // attributes in double quotes. No value may stand where a URL begins, in a style or in a script.
@@ -118,7 +120,7 @@ func (v *rankView) write(d *document) {
 	d.put("</div>\n")
 	if len(v.Log) > 0 {
 		d.put("\n<h2>Log</h2>\n" + `<div class="card"><table><tbody>`)
-		for _, l := range v.Lines() {
+		for _, l := range slices.Backward(v.Log) {
 			d.put(`<tr><td class="soft">%s</td><td>%s</td><td>%s</td></tr>`+"\n", clockText(l.Time), l.Level, l.Text)
 		}
 		d.put("</tbody></table></div>\n")
@@ -156,7 +158,7 @@ func (d *document) recent(s *Status) {
 		d.put("; %s were not recorded", s.Dropped)
 	}
 	d.put("</summary>\n" + `<table><thead><tr><th>called</th><th class="n">took</th><th>operation</th><th>group</th><th class="n">number</th><th>data</th><th class="n">bytes/s</th><th>route</th><th>end</th></tr></thead><tbody>` + "\n")
-	for _, o := range s.Newest() {
+	for _, o := range slices.Backward(s.Recent) {
 		end := o.State
 		if o.Error == "" {
 			d.put("<tr>")
@@ -271,9 +273,15 @@ func (d *document) row(x *JobRank) {
 	d.put(`><td class="n">`)
 	if s := x.Status; s != nil {
 		d.put(`<a href="?rank=%s">%s</a></td>`+"\n", x.Rank, x.Rank)
-		d.put(`<td>%s</td><td class="n">%s</td><td>%s`, s.Host, s.PID, x.Doing())
-		d.site(x.Site())
-		d.put(`</td><td class="n">%s</td><td class="n">%s</td>`, x.For(), x.Called())
+		d.put(`<td>%s</td><td class="n">%s</td><td>%s`, s.Host, s.PID, s.doing())
+		if len(s.Pending) > 0 {
+			d.site(s.Pending[0].Site)
+		}
+		d.put(`</td><td class="n">%s</td><td class="n">`, s.doingFor())
+		if len(s.Groups) > 0 {
+			d.put("%s", s.Groups[0].Collectives)
+		}
+		d.put("</td>")
 	} else {
 		d.put("%s</td>\n"+`<td colspan="5">`, x.Rank)
 		if x.About != "" {

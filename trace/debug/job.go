@@ -2,6 +2,7 @@ package debug
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -48,6 +49,7 @@ type Answer struct {
 type Job struct {
 	options JobOptions
 	token   string
+	status  shared[*JobStatus]
 }
 
 // NewJob returns the page of a job.
@@ -121,14 +123,9 @@ func (j *Job) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (j *Job) show(w http.ResponseWriter, r *http.Request, rank int) {
-	asJSON := r.URL.Query().Get("format") == "json"
 	if rank < 0 {
-		s := j.Status(r.Context())
-		if asJSON {
-			writeJSON(w, s)
-		} else {
-			writePage(w, &jobView{frame: frameOf(r), JobStatus: s})
-		}
+		look := func() *JobStatus { return j.Status(context.WithoutCancel(r.Context())) }
+		j.status.answer(w, r, look, func(s *JobStatus) view { return &jobView{frame: frameOf(r), JobStatus: s} })
 		return
 	}
 	s, err := j.statusOf(r.Context(), rank)
@@ -137,11 +134,7 @@ func (j *Job) show(w http.ResponseWriter, r *http.Request, rank int) {
 		return
 	}
 	s.Rank, s.Token = rank, j.token // the launcher's number, in all epochs
-	if asJSON {
-		writeJSON(w, s)
-		return
-	}
-	writePage(w, &rankView{frame: frameOf(r), Status: s, Job: true})
+	write(w, r, textOf(r, s, &rankView{frame: frameOf(r), Status: s, Job: true}))
 }
 
 // statusOf asks a rank.
@@ -276,15 +269,7 @@ func (s *Status) file() *trace.File {
 	for _, o := range append(slices.Clone(s.Recent), s.Pending...) {
 		e := trace.Entry{
 			Record: int64(o.Record), Group: o.Group, Op: o.Op, P2P: o.P2P, Collective: int64(o.Collective), Sizes: strings.ReplaceAll(fmt.Sprint(o.Shape), " ", ", "),
-			Route: o.Route, Error: o.Error, Called: o.Called,
-		}
-		switch o.State {
-		case "done":
-			e.State = "completed"
-		case "called":
-			e.State = "scheduled"
-		default:
-			e.State = "started"
+			State: cmp.Or(map[string]string{"done": "completed", "called": "scheduled"}[o.State], "started"), Route: o.Route, Error: o.Error, Called: o.Called,
 		}
 		if o.State == "done" || o.State == "failed" {
 			e.Ended = o.Called.Add(o.Took)
@@ -331,12 +316,8 @@ func (s *JobStatus) stuckCalls() (all []stuckCall) {
 		}
 		var members []int
 		for i := range s.Ranks {
-			if st := s.Ranks[i].Status; st != nil {
-				for _, g := range st.Groups {
-					if g.Name == stuck.Group {
-						members = g.Ranks
-					}
-				}
+			if st := s.Ranks[i].Status; st != nil && st.group(stuck.Group) != nil {
+				members = st.group(stuck.Group).Ranks
 			}
 		}
 		lost := slices.DeleteFunc(s.unanswered(), func(r int) bool { return !slices.Contains(members, r) && !slices.Contains(members, -1) })
@@ -361,10 +342,10 @@ func (s *JobStatus) judgeCollectives() bool {
 		return slices.ContainsFunc(c.late, func(r int) bool { return !waits(r) })
 	})
 	stuck := all[max(first, 0)]
-	s.level(stuck.age)
+	s.Level = levelOf(stuck.age)
 	s.Late = stuck.late
 	what := fmt.Sprintf("%s, collective %d of %s,", stuck.Op, stuck.Number, s.groupText(stuck.Group))
-	left := slices.DeleteFunc(slices.Clone(stuck.Lost), func(r int) bool { return s.isIn(r, stuck.Group) })
+	left := slices.DeleteFunc(slices.Clone(stuck.Lost), func(r int) bool { return s.Ranks[r].Status.group(stuck.Group) != nil })
 	switch {
 	case len(s.Late) > 0:
 		s.Text = what + " waits for " + ranksText(s.Late) + "."
@@ -398,19 +379,12 @@ func (s *JobStatus) judgeCollectives() bool {
 	return true
 }
 
-// isIn reports whether a rank is in a group. Its page then has how many collectives it has called.
-func (s *JobStatus) isIn(rank int, group string) bool {
-	return slices.ContainsFunc(s.Ranks[rank].Status.Groups, func(g Group) bool { return g.Name == group })
-}
-
 // whyLate says what a rank does that has not called a collective.
 func (s *JobStatus) whyLate(rank int, group string, number int64) string {
 	text := fmt.Sprintf("Rank %d has not called it", rank)
 	st := s.Ranks[rank].Status
-	for _, g := range st.Groups {
-		if g.Name == group {
-			text += fmt.Sprintf(": it has called %d of %d collectives", g.Collectives, number)
-		}
+	if g := st.group(group); g != nil {
+		text += fmt.Sprintf(": it has called %d of %d collectives", g.Collectives, number)
 	}
 	switch {
 	case len(st.Pending) > 0:
@@ -467,15 +441,11 @@ func (s *JobStatus) judgeMessages() bool {
 			continue
 		}
 		o := st.Pending[0]
-		s.level(o.Took)
+		s.Level = levelOf(o.Took)
 		s.Text = fmt.Sprintf("%s of rank %d in %s has been pending for %s.", o.Op, s.Ranks[i].Rank, s.groupText(o.Group), ageText(o.Took))
-		if o.Peer >= 0 {
-			for _, g := range st.Groups {
-				if g.Name == o.Group && o.Peer < len(g.Ranks) && g.Ranks[o.Peer] >= 0 {
-					s.Late = []int{g.Ranks[o.Peer]}
-					s.Text = fmt.Sprintf("%s of rank %d in %s waits for rank %d, for %s.", o.Op, s.Ranks[i].Rank, s.groupText(o.Group), g.Ranks[o.Peer], ageText(o.Took))
-				}
-			}
+		if g := st.group(o.Group); g != nil && o.Peer >= 0 && o.Peer < len(g.Ranks) && g.Ranks[o.Peer] >= 0 {
+			s.Late = []int{g.Ranks[o.Peer]}
+			s.Text = fmt.Sprintf("%s of rank %d in %s waits for rank %d, for %s.", o.Op, s.Ranks[i].Rank, s.groupText(o.Group), g.Ranks[o.Peer], ageText(o.Took))
 		}
 		for _, g := range st.Groups {
 			for _, p := range g.Probes {
@@ -497,7 +467,7 @@ func (s *Status) failure() *Operation {
 		return nil
 	}
 	o := &s.Recent[len(s.Recent)-1]
-	if o.State != "failed" || len(s.Groups) > 0 && !slices.ContainsFunc(s.Groups, func(g Group) bool { return g.Name == o.Group }) {
+	if o.State != "failed" || len(s.Groups) > 0 && s.group(o.Group) == nil {
 		return nil
 	}
 	return o
@@ -523,11 +493,11 @@ func (s *JobStatus) judgeFailures() bool {
 	return first != nil
 }
 
-func (s *JobStatus) level(age time.Duration) {
-	s.Level = levelWaiting
+func levelOf(age time.Duration) string {
 	if age >= stuckAfter {
-		s.Level = levelStuck
+		return levelStuck
 	}
+	return levelWaiting
 }
 
 // unanswered returns the ranks without a status.
@@ -573,12 +543,18 @@ func (s *JobStatus) groupText(name string) string {
 }
 
 func (s *Status) groupText(name string) string {
-	for _, g := range s.Groups {
-		if g.Name == name && g.Description != "" {
-			return fmt.Sprintf("group %q (%s)", name, g.Description)
-		}
+	if g := s.group(name); g != nil && g.Description != "" {
+		return fmt.Sprintf("group %q (%s)", name, g.Description)
 	}
 	return fmt.Sprintf("group %q", name)
+}
+
+// group returns a group of the rank, nil if it is in none of that name.
+func (s *Status) group(name string) *Group {
+	if i := slices.IndexFunc(s.Groups, func(g Group) bool { return g.Name == name }); i >= 0 {
+		return &s.Groups[i]
+	}
+	return nil
 }
 
 // do does what a button asks for: a dump of all ranks, or what the page of one rank does.
@@ -600,7 +576,7 @@ func (j *Job) do(w http.ResponseWriter, r *http.Request, rank int) {
 		v.Result, v.Report = "The last operations of the ranks are in "+dir+". For a trace: c10d trace -o trace.json "+dir+"/rank_*", report
 	}
 	v.JobStatus = j.Status(r.Context())
-	writePage(w, &v)
+	write(w, r, textOf(r, nil, &v))
 }
 
 // pass passes a form on to a rank, with the rank's token.

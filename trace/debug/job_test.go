@@ -205,6 +205,22 @@ func TestButtonsHaveTime(t *testing.T) {
 	require.Less(t, press(url.Values{"do": {"goroutines"}, "seconds": {"60"}}), time.Minute)
 }
 
+// TestGoneVisitor: nobody is asked for a visitor that has gone.
+func TestGoneVisitor(t *testing.T) {
+	asked := 0
+	j := debug.NewJob(debug.JobOptions{Size: 1, Ask: func(context.Context, int, url.Values) (debug.Answer, error) {
+		asked++
+		return debug.Answer{Body: []byte("{}")}, nil
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	request := httptest.NewRequestWithContext(ctx, http.MethodGet, "/", nil)
+	j.ServeHTTP(httptest.NewRecorder(), request)
+	require.Equal(t, 1, asked)
+	cancel()
+	j.ServeHTTP(httptest.NewRecorder(), request)
+	require.Equal(t, 1, asked)
+}
+
 // gloo is a backend that has only a name.
 type gloo struct{ backend.Backend }
 

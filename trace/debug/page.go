@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/rand"
 	"crypto/subtle"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -33,6 +32,7 @@ type Page struct {
 	options  Options
 	token    string
 	probes   probes
+	status   shared[*Status]
 	profile  sync.Mutex // held by the CPU profile
 }
 
@@ -60,12 +60,7 @@ const (
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead:
-		s := p.statusOf()
-		if r.URL.Query().Get("format") == "json" {
-			writeJSON(w, s)
-			return
-		}
-		writePage(w, &rankView{frame: frameOf(r), Status: s})
+		p.status.answer(w, r, p.statusOf, func(s *Status) view { return &rankView{frame: frameOf(r), Status: s} })
 	case http.MethodPost:
 		if !allowed(w, r, p.token) {
 			return
@@ -80,9 +75,6 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // allowed reads a form and checks its token. It answers requests that it refuses.
 func allowed(w http.ResponseWriter, r *http.Request, token string) bool {
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
-	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Now().Add(headerTimeout)) // some writers have none
-	defer control.SetReadDeadline(time.Time{})
 	if err := r.ParseForm(); err != nil {
 		http.Error(w, "the form cannot be read: "+err.Error(), http.StatusBadRequest)
 		return false
@@ -108,7 +100,7 @@ func (p *Page) do(w http.ResponseWriter, r *http.Request) {
 		} else {
 			v.Result = "The last operations are in " + name
 		}
-		writePage(w, &v)
+		write(w, r, textOf(r, nil, &v))
 	case doDownload:
 		p.download(w)
 	case doGoroutines:
@@ -194,17 +186,6 @@ func guardText(w http.ResponseWriter) {
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")
-}
-
-func writeJSON(w http.ResponseWriter, v any) {
-	text, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	guardText(w)
-	_, _ = w.Write(append(text, '\n'))
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }

@@ -1,6 +1,8 @@
 package debug
 
 import (
+	"bytes"
+	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"crypto/tls"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/ownfile"
+	"github.com/c10d-go/c10d/internal/strangers"
 )
 
 // Access says who may see a page, and how. The zero value lets everybody on this host see it.
@@ -37,69 +40,68 @@ type Access struct {
 // Token is a secret. fmt, slog and encoding/json do not show it.
 type Token = credentials.Token
 
-// Limits of a server, before a client has shown anything.
+// Limits of a server.
 const (
-	headerTimeout  = 5 * time.Second
-	idleTimeout    = time.Minute
-	requestTimeout = maxProfile + 30*time.Second
-	maxHeader      = 16 << 10
-	maxConns       = 64
+	wholeRequest  = 5 * time.Second // until a request has come, and before it for a TLS handshake
+	wholeReply    = maxProfile + 30*time.Second
+	maxHeader     = 8 << 10
+	mostStrangers = 256 // each costs up to 90 KB
+	most          = 128 // requests, and replies
 )
 
 // Server serves a page.
 type Server struct {
-	http *http.Server
-	ln   net.Listener
-	url  string
-	done chan struct{}
+	http      *http.Server
+	ln        net.Listener
+	url       string
+	done      chan struct{}
+	strangers *strangers.List // connections without a turn
+	turns     chan struct{}   // has room for each whole request with the token, until its reply begins
+	replies   *strangers.List // connections with a reply
 }
 
 // Serve serves h at an address until Close: "host:port", where a port of 0 means any, or "unix:PATH",
-// a socket for this user alone. An error says what is missing for an address.
+// a socket for this user alone. An error says what is missing for an address. A connection has one
+// request, whose body has at most 4 KiB, and its reply at most 90 seconds. Of more than 128 replies that
+// nobody reads the oldest ends.
 func Serve(addr string, h http.Handler, a Access) (*Server, error) {
-	s := &Server{done: make(chan struct{})}
+	s := &Server{done: make(chan struct{}), strangers: strangers.Apart(mostStrangers), turns: make(chan struct{}, most), replies: strangers.Apart(most)}
 	path, local := strings.CutPrefix(addr, "unix:")
+	var open bool
 	var err error
 	if local {
-		s.ln, err = listenUnix(path)
+		a = Access{}
 		s.url = addr
-	} else {
-		var open bool
-		if open, err = a.check(addr); err == nil {
-			s.ln, err = net.Listen("tcp", addr)
-		}
-		if err == nil {
-			h = a.guard(h, open)
-			s.url = "http://"
-			if a.TLS != nil {
-				s.url = "https://"
-			}
-			s.url += s.ln.Addr().String() + "/"
-		}
+		s.ln, err = listenUnix(path)
+	} else if open, err = a.check(addr); err == nil {
+		s.ln, err = net.Listen("tcp", addr)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("debug: page at %s: %w", addr, err)
 	}
-	s.ln = &bounded{Listener: s.ln, free: make(chan struct{}, maxConns)}
-	if a.TLS != nil && !local {
+	if !local {
+		s.url = "http://" + s.ln.Addr().String() + "/"
+	}
+	s.ln = &door{s.ln, s.strangers}
+	if a.TLS != nil {
+		s.url = "https" + s.url[len("http"):]
 		c := a.TLS.Clone()
 		c.NextProtos = []string{"http/1.1"}
-		if inner := c.GetConfigForClient; inner != nil {
-			c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-				its, err := inner(hello)
-				if its != nil {
-					its = its.Clone()
-					its.NextProtos = c.NextProtos
-				}
-				return its, err
-			}
-		}
 		s.ln = tls.NewListener(s.ln, c)
 	}
 	s.http = &http.Server{
-		Handler: h, ReadHeaderTimeout: headerTimeout, WriteTimeout: requestTimeout, IdleTimeout: idleTimeout,
-		MaxHeaderBytes: maxHeader, ErrorLog: log.New(io.Discard, "", 0),
+		Handler: s.admit(h, a, open), ReadTimeout: wholeRequest, WriteTimeout: wholeRequest, MaxHeaderBytes: maxHeader, ErrorLog: log.New(io.Discard, "", 0),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, socket{}, socketOf(c))
+		},
+		ConnState: func(c net.Conn, to http.ConnState) {
+			if to == http.StateClosed {
+				s.strangers.Refuse(socketOf(c))
+				s.replies.Remove(socketOf(c))
+			}
+		},
 	}
+	s.http.SetKeepAlivesEnabled(false)
 	go func() {
 		defer close(s.done)
 		_ = s.http.Serve(s.ln)
@@ -157,9 +159,9 @@ func asks(c *tls.Config) bool {
 		c.ClientAuth == tls.RequireAnyClientCert && (c.VerifyConnection != nil || c.VerifyPeerCertificate != nil)
 }
 
-// guard refuses requests without the token, and closes their connections. A page that is open is shown under
-// loopback names only: a site whose name leads to 127.0.0.1 does not get it.
-func (a Access) guard(h http.Handler, open bool) http.Handler {
+// admit passes on whole requests with the token. Their connections are strangers until there is a turn. A page that is
+// open is shown under loopback names only: a site whose name leads to 127.0.0.1 does not get it.
+func (s *Server) admit(h http.Handler, a Access, open bool) http.Handler {
 	want := sha256.Sum256([]byte(a.Token))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if open {
@@ -168,7 +170,6 @@ func (a Access) guard(h http.Handler, open bool) http.Handler {
 				host = name
 			}
 			if !isLoopback(strings.Trim(host, "[]")) {
-				w.Header().Set("Connection", "close")
 				http.Error(w, "this page is for 127.0.0.1 and localhost, not for "+host, http.StatusForbidden)
 				return
 			}
@@ -179,14 +180,59 @@ func (a Access) guard(h http.Handler, open bool) http.Handler {
 				got = bearer
 			}
 			if sum := sha256.Sum256([]byte(got)); subtle.ConstantTimeCompare(sum[:], want[:]) != 1 {
-				w.Header().Set("Connection", "close")
 				w.Header().Set("WWW-Authenticate", `Basic realm="c10d: the token as password", charset="UTF-8"`)
 				http.Error(w, "this page needs the token of the job, as password", http.StatusUnauthorized)
 				return
 			}
 		}
-		h.ServeHTTP(w, r)
+		c := r.Context().Value(socket{}).(*strangers.Handshake)
+		c.Proved()
+		body, err := io.ReadAll(io.LimitReader(r.Body, maxForm+1))
+		if err != nil || len(body) > maxForm {
+			http.Error(w, fmt.Sprintf("the body of a request has at most %d bytes, and comes within %v", maxForm, wholeRequest), http.StatusBadRequest)
+			return
+		}
+		select {
+		case s.turns <- struct{}{}:
+		case <-r.Context().Done(): // further strangers have closed it
+			return
+		}
+		if !s.strangers.Remove(c) {
+			<-s.turns
+			return
+		}
+		begins := sync.OnceFunc(func() {
+			<-s.turns
+			s.replies.Add(c, wholeReply)
+		})
+		defer begins()
+		c.SetDeadline(time.Now().Add(wholeReply))
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		h.ServeHTTP(&reply{w, begins}, r)
 	})
+}
+
+// reply says when it begins.
+type reply struct {
+	http.ResponseWriter
+	begins func()
+}
+
+func (r *reply) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+func (r *reply) Write(b []byte) (int, error) {
+	r.begins()
+	return r.ResponseWriter.Write(b)
+}
+
+// socket is the key of a request's connection, without its TLS.
+type socket struct{}
+
+func socketOf(c net.Conn) net.Conn {
+	if t, ok := c.(*tls.Conn); ok {
+		return t.NetConn()
+	}
+	return c
 }
 
 // listenUnix listens on a socket that only this user can use. A socket that a process has left behind
@@ -220,35 +266,18 @@ func leftBehind(path string) bool {
 	return err != nil
 }
 
-// bounded closes connections above a number.
-type bounded struct {
+// door enters those who connect in the list of strangers.
+type door struct {
 	net.Listener
-	free chan struct{} // has room for each connection
+	strangers *strangers.List
 }
 
-func (b *bounded) Accept() (net.Conn, error) {
-	for {
-		c, err := b.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		select {
-		case b.free <- struct{}{}:
-			return &counted{Conn: c, ended: func() { <-b.free }}, nil
-		default:
-			c.Close()
-		}
+func (d *door) Accept() (net.Conn, error) {
+	c, err := d.Listener.Accept()
+	if err != nil {
+		return nil, err
 	}
-}
-
-// counted is a connection of a bounded listener.
-type counted struct {
-	net.Conn
-	once  sync.Once
-	ended func()
-}
-
-func (c *counted) Close() error {
-	c.once.Do(c.ended)
-	return c.Conn.Close()
+	h := strangers.InHandshake(c)
+	d.strangers.Add(h, wholeRequest)
+	return h, nil
 }

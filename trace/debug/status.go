@@ -2,6 +2,7 @@ package debug
 
 import (
 	"cmp"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -107,16 +108,41 @@ func (p *Page) statusOf() *Status {
 	case len(groups) == 0:
 		s.State = "the default group is not made yet: this rank waits for others"
 	}
-	for _, o := range r.Operations() {
-		x := operationOf(&o, s.Now)
+	for _, o := range slices.Backward(r.Operations()) {
 		if o.Ended.IsZero() {
-			s.Pending = append(s.Pending, x)
-		} else {
-			s.Recent = append(s.Recent, x)
+			s.Pending = append(s.Pending, operationOf(&o, s.Now))
+		} else if len(s.Recent) < mostRecent {
+			s.Recent = append(s.Recent, operationOf(&o, s.Now))
 		}
 	}
-	s.Recent = s.Recent[max(0, len(s.Recent)-mostRecent):]
+	slices.Reverse(s.Pending)
+	slices.Reverse(s.Recent)
 	return s
+}
+
+// shared is the answer to visitors that ask at once.
+type shared[T any] struct {
+	mu    sync.Mutex
+	began time.Time // look
+	last  T
+	query string // of text
+	text  []byte
+}
+
+// answer looks, unless another has begun to look since this visitor came. Visitors that have gone get nothing.
+func (s *shared[T]) answer(w http.ResponseWriter, r *http.Request, look func() T, page func(T) view) {
+	came := time.Now()
+	s.mu.Lock()
+	if r.Context().Err() == nil && !s.began.After(came) {
+		s.began, s.text = time.Now(), nil
+		s.last = look()
+	}
+	if r.Context().Err() == nil && (s.text == nil || s.query != r.URL.RawQuery) {
+		s.query, s.text = r.URL.RawQuery, textOf(r, s.last, page(s.last))
+	}
+	text := s.text
+	s.mu.Unlock()
+	write(w, r, text)
 }
 
 func operationOf(o *trace.Operation, now time.Time) Operation {

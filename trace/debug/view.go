@@ -4,8 +4,8 @@ import (
 	"crypto/sha256"
 	_ "embed"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -49,14 +49,34 @@ func frameOf(r *http.Request) frame {
 // view is what a page shows.
 type view interface{ write(*document) }
 
-// writePage answers with a page.
-func writePage(w http.ResponseWriter, v view) {
+// textOf is a page, or for programs its status in JSON.
+func textOf(r *http.Request, status any, page view) []byte {
+	if asJSON(r) {
+		text, err := json.MarshalIndent(status, "", "  ")
+		if err != nil {
+			text, _ = json.Marshal(err.Error())
+		}
+		return append(text, '\n')
+	}
 	var d document
-	v.write(&d)
+	page.write(&d)
+	return d.text.Bytes()
+}
+
+func asJSON(r *http.Request) bool {
+	return r.Method != http.MethodPost && r.URL.Query().Get("format") == "json"
+}
+
+// write answers with a text of textOf.
+func write(w http.ResponseWriter, r *http.Request, text []byte) {
 	guardText(w)
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	kind := "text/html; charset=utf-8"
+	if asJSON(r) {
+		kind = "application/json"
+	}
+	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Content-Security-Policy", policy)
-	_, _ = io.WriteString(w, d.text.String())
+	_, _ = w.Write(text)
 }
 
 // jobView is the page of a job.
@@ -77,59 +97,36 @@ func (v *jobView) Asked() []int {
 	return all
 }
 
-// Doing says what a rank does.
-func (x JobRank) Doing() string {
-	st := x.Status
+// doing says what a rank does.
+func (s *Status) doing() string {
 	switch {
-	case st == nil:
-		return ""
-	case len(st.Pending) > 0:
-		o := st.Pending[0]
+	case len(s.Pending) > 0:
+		o := s.Pending[0]
 		if o.P2P {
 			return "in " + o.Op
 		}
 		return fmt.Sprintf("in %s, collective %d", o.Op, o.Collective)
-	case st.State != "":
-		return st.State
-	case len(st.Recent) == 0:
+	case s.State != "":
+		return s.State
+	case len(s.Recent) == 0:
 		return "no operation yet"
 	}
-	o := st.Recent[len(st.Recent)-1]
-	if st.failure() != nil {
+	o := s.Recent[len(s.Recent)-1]
+	if s.failure() != nil {
 		return o.Op + " failed: " + o.Error
 	}
 	return "computes; its last operation was " + o.Op
 }
 
-// For says for how long.
-func (x JobRank) For() string {
-	st := x.Status
-	switch {
-	case st == nil:
-		return ""
-	case len(st.Pending) > 0:
-		return ageText(st.Pending[0].Took)
-	case len(st.Recent) > 0:
-		o := st.Recent[len(st.Recent)-1]
-		return ageText(st.Now.Sub(o.Called.Add(o.Took)))
+// doingFor says for how long.
+func (s *Status) doingFor() string {
+	if len(s.Pending) > 0 {
+		return ageText(s.Pending[0].Took)
+	} else if len(s.Recent) > 0 {
+		o := s.Recent[len(s.Recent)-1]
+		return ageText(s.Now.Sub(o.Called.Add(o.Took)))
 	}
 	return ""
-}
-
-// Called is how many collectives of the default group the rank has called.
-func (x JobRank) Called() string {
-	if x.Status == nil || len(x.Status.Groups) == 0 {
-		return ""
-	}
-	return strconv.FormatUint(x.Status.Groups[0].Collectives, 10)
-}
-
-// Site is where the program called the oldest operation that has not ended.
-func (x JobRank) Site() string {
-	if x.Status == nil || len(x.Status.Pending) == 0 {
-		return ""
-	}
-	return x.Status.Pending[0].Site
 }
 
 // rankView is the page of a rank.
@@ -161,10 +158,7 @@ func (v *rankView) judge() {
 		if age < waitingAfter {
 			return
 		}
-		v.Level = levelWaiting
-		if age >= stuckAfter {
-			v.Level = levelStuck
-		}
+		v.Level = levelOf(age)
 		v.Text = fmt.Sprintf("%s has been pending for %s.", v.Pending[0].Op, ageText(age))
 		said := false
 		for _, g := range v.Groups {
@@ -212,10 +206,7 @@ func (v *rankView) judgeLate() {
 		if len(ahead) > 1 {
 			verb = " have"
 		}
-		v.Level = levelWaiting
-		if idle >= stuckAfter {
-			v.Level = levelStuck
-		}
+		v.Level = levelOf(idle)
 		v.Text = fmt.Sprintf("%s%s called collective %d of %s, and this rank has not.", upper(ranksText(ahead)), verb, g.Collectives+1, v.groupText(g.Name))
 		if len(v.Recent) > 0 {
 			v.Why = []string{fmt.Sprintf("The last operation of this rank, %s, ended %s ago.", v.Recent[len(v.Recent)-1].Op, ageText(idle))}
@@ -305,20 +296,6 @@ func (o Operation) Rate() string {
 		return ""
 	}
 	return bytesText(int64(float64(o.Bytes)/o.Took.Seconds())) + "/s"
-}
-
-// Newest are the last operations that have ended, newest first.
-func (s *Status) Newest() []Operation {
-	all := slices.Clone(s.Recent)
-	slices.Reverse(all)
-	return all
-}
-
-// Lines are the lines of the log, newest first.
-func (s *Status) Lines() []Line {
-	all := slices.Clone(s.Log)
-	slices.Reverse(all)
-	return all
 }
 
 // clockText is a time of the day.

@@ -75,7 +75,7 @@ func listen(ctx context.Context, c config) (*service, error) {
 
 // run serves until ctx ends. What is being answered then is answered.
 func (s *service) run(ctx context.Context) error {
-	server := &http.Server{Handler: s.web.handler(), ReadTimeout: s.timeout, WriteTimeout: s.timeout}
+	server := &http.Server{Handler: s.web.handler(), ReadTimeout: s.timeout, WriteTimeout: s.timeout, MaxHeaderBytes: 16 << 10}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(s.listener) }()
 	var err error

@@ -255,6 +255,19 @@ func TestWeb(t *testing.T) {
 	require.Contains(t, answer.Body.String(), "unsupported value")
 }
 
+// The header of a request is bounded as its body is.
+func TestLongHeader(t *testing.T) {
+	s, stop := start(t, newTrainer(t, "127.0.0.1:0").Addr())
+	defer stop()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.listener.Addr().String()+"/", nil)
+	require.NoError(t, err)
+	r.Header.Set("Long", strings.Repeat("x", 32<<10))
+	answer, err := client.Do(r)
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, answer.StatusCode)
+}
+
 func TestLatencies(t *testing.T) {
 	var l latencies
 	count, p50, p99 := l.figures()

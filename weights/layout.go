@@ -86,11 +86,7 @@ func parseLayout(text []byte) (*layout, error) {
 		dtype := string(take(int(take(1)[0])))
 		p.Shape = make([]int, take(1)[0])
 		for d := range p.Shape {
-			n := binary.LittleEndian.Uint64(take(8))
-			if n > math.MaxInt {
-				return nil, fmt.Errorf("weights: parameter %.100q has a dimension of %d", p.Name, n)
-			}
-			p.Shape[d] = int(n)
+			p.Shape[d] = int(binary.LittleEndian.Uint64(take(8))) // check refuses negative ones
 		}
 		if short {
 			return nil, errLayout
@@ -148,10 +144,8 @@ func (l *layout) cut() {
 // bytesOf returns the bytes of a contiguous tensor.
 func bytesOf(d tensor.DType, shape []int) (int, error) {
 	size := d.Size()
-	for _, n := range shape {
-		if n < 0 {
-			return 0, fmt.Errorf("shape %v has a negative size", shape)
-		}
+	if len(shape) > 0 && slices.Min(shape) < 0 {
+		return 0, fmt.Errorf("shape %v has a negative size", shape)
 	}
 	if slices.Contains(shape, 0) {
 		return 0, nil

@@ -13,8 +13,7 @@ import (
 // host has /proc and /sys.
 var host = os.DirFS("/")
 
-// room returns an error if the host has no memory for two copies of l and their deltas, beside or in place of the copies that
-// r has.
+// room returns an error if the host has no memory for two copies of l and their deltas. The copies that r has make room.
 func (r *Receiver) room(l *layout) error {
 	if l.bytes > r.options.MaxBytes {
 		return fmt.Errorf("weights: the parameters have %d bytes, at most %d are allowed (ReceiverOptions.MaxBytes)", l.bytes, r.options.MaxBytes)
@@ -32,8 +31,7 @@ func (r *Receiver) room(l *layout) error {
 	return nil
 }
 
-// available returns how many bytes this process may still take: what the system, the process's cgroups and its own limits
-// leave. Where the system does not say, there is no limit.
+// available returns how many bytes the system, the process's cgroups and its own limits leave. Only Linux has limits.
 func available(host fs.FS) int64 {
 	number := func(file, name string) (n int64) { // after name, which begins a line of a file; -1 if there is none
 		text, _ := fs.ReadFile(host, file)
@@ -76,13 +74,12 @@ func (c *copyOf) size() (n int64) {
 	return n
 }
 
-// part returns the memory of a bucket. A parameter's memory grows as its buckets come: to 64 MiB, or a few buckets, or 4 times what
-// has come. So a layout alone takes none.
+// part returns a bucket's memory. In a first copy a parameter grows as it comes: to 64 MiB, a few buckets, or 4 times what came.
 func (c *copyOf) part(b bucket) []byte {
 	m := &c.memory[b.param]
 	if b.to > len(*m) {
 		size := c.layout.sizes[b.param]
-		for size/4 >= max(b.to, 16<<20) {
+		for !c.second && size/4 >= max(b.to, 16<<20) {
 			size /= 4
 		}
 		more := alignedBytes(size)

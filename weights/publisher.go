@@ -2,6 +2,7 @@ package weights
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -11,6 +12,7 @@ import (
 	"net"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 	"weak"
 
@@ -77,7 +79,6 @@ type Publisher struct {
 	waiting  *strangers.List
 	tasks    sync.WaitGroup
 
-	late    chan struct{} // holds a value while a catchUp waits for the turn or has it: an update waits for one
 	turn    chan struct{} // holds a value while somebody uses the fields up to list
 	layout  *layout
 	text    []byte                          // the layout's frame
@@ -105,7 +106,7 @@ type peer struct {
 	acks chan uint64   // versions that it uses
 	gone chan struct{} // closed when it is dropped
 
-	admitted bool       // updates wait for it; under Publisher.list
+	admitted bool       // updates wait for it; under Publisher.list. catchUp sets it
 	sending  sync.Mutex // one update at a time. Who wants the turn as well takes that first
 
 	// Whoever has the turn uses these.
@@ -115,22 +116,16 @@ type peer struct {
 
 // Listen returns a publisher to which receivers connect at address.
 func Listen(ctx context.Context, address string, o PublisherOptions) (*Publisher, error) {
-	if o.Bucket == 0 {
-		o.Bucket = DefaultBucket
-	}
-	if o.Timeout == 0 {
-		o.Timeout = DefaultTimeout
-	}
+	o.Bucket, o.Timeout = cmp.Or(o.Bucket, DefaultBucket), cmp.Or(o.Timeout, DefaultTimeout)
 	if o.Timeout < 0 || o.Bucket < minBucket || o.Bucket > maxBucket || o.Bucket%64 != 0 {
 		return nil, fmt.Errorf("weights: Listen: Timeout %v or Bucket %d is out of range", o.Timeout, o.Bucket)
 	}
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", address)
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("weights: Listen: %w", err)
 	}
 	p := &Publisher{
-		options: o, listener: l, waiting: strangers.New(0), late: make(chan struct{}, 1), turn: make(chan struct{}, 1),
+		options: o, listener: l, waiting: strangers.New(0), turn: make(chan struct{}, 1),
 		receivers: make(map[*peer]struct{}), refused: make(map[string]struct{}), came: make(chan struct{}), copied: make(map[int]weak.Pointer[[]encoded]),
 	}
 	p.tasks.Go(p.accept)
@@ -181,10 +176,7 @@ func (p *Publisher) join(raw net.Conn) {
 	raw.SetDeadline(time.Time{})
 	if t, is := raw.(*net.TCPConn); is && tcpsock.IsLocal(t) {
 		tcpsock.SetCongestion(t, congestion) // every kernel has it; without it an update takes longer
-		if err := t.SetWriteBuffer(buffer); err != nil {
-			raw.Close()
-			return
-		}
+		t.SetWriteBuffer(buffer)
 	}
 	p.list.Lock()
 	if p.closed {
@@ -213,11 +205,11 @@ func (r *peer) readAcks() error {
 			return errors.Join(fmt.Errorf("it %w: %s", errRefused, why), err)
 		}
 		b, err := readSmall(r.conn, h, kindAck, 8)
+		if err == nil && len(b) != 8 {
+			err = fmt.Errorf("%w: an acknowledgement of %d bytes", errWire, len(b))
+		}
 		if err != nil {
 			return err
-		}
-		if len(b) != 8 {
-			return fmt.Errorf("%w: an acknowledgement of %d bytes", errWire, len(b))
 		}
 		select {
 		case r.acks <- binary.LittleEndian.Uint64(b):
@@ -235,39 +227,23 @@ func (p *Publisher) admit(r *peer) {
 	p.wake()
 }
 
-// takeTurn waits for the turn of a receiver that is catching up. It returns false if the receiver is gone.
-func (p *Publisher) takeTurn(r *peer) bool {
-	select {
-	case p.late <- struct{}{}:
-	case <-r.gone:
-		return false
-	}
-	select {
-	case p.turn <- struct{}{}:
-		return true
-	case <-r.gone:
-		<-p.late
-		return false
-	}
-}
-
-func (p *Publisher) leaveTurn() {
-	<-p.turn
-	<-p.late
-}
-
 // catchUp sends the current version to a receiver that came late. It has the turn only to copy the next buckets. An update
 // that comes in between begins the receiver anew: it serves the receiver itself if that is admitted.
 func (p *Publisher) catchUp(r *peer) {
 	var v uint64
 	var digest uint32
-	taken, admitted := 0, false
-	for i := 0; p.takeTurn(r); {
+	taken := 0
+	for i := 0; ; {
+		select {
+		case p.turn <- struct{}{}:
+		case <-r.gone:
+			return
+		}
 		if p.version == 0 || p.version == r.has {
-			if !admitted { // the next update is its first
+			if !r.admitted { // the next update is its first
 				p.admit(r)
 			}
-			p.leaveTurn()
+			<-p.turn
 			return
 		}
 		var begin []byte
@@ -282,7 +258,7 @@ func (p *Publisher) catchUp(r *peer) {
 			r.has = v
 		}
 		r.sending.Lock() // nobody has it without the turn
-		p.leaveTurn()
+		<-p.turn
 		err := p.write(r, begin)
 		for _, e := range *some {
 			if err == nil {
@@ -300,15 +276,13 @@ func (p *Publisher) catchUp(r *peer) {
 			p.drop(r, err)
 			return
 		}
-		if !admitted && (last || taken >= proof) {
+		if !r.admitted && (last || taken >= proof) {
 			p.admit(r)
-			admitted = true
 		}
 	}
 }
 
-// copies returns the frames of buckets from i on, up to batch bytes, in memory that updates do not change. Newcomers that
-// are at the same bucket share it.
+// copies returns frames of up to batch bytes from bucket i on, in memory that updates do not change and newcomers share.
 func (p *Publisher) copies(i int) *[]encoded {
 	if c := p.copied[i].Value(); c != nil {
 		return c
@@ -378,12 +352,10 @@ func (p *Publisher) encode(i int, now []byte, relative, others bool) (both frame
 	}
 	if !short {
 		copy(base, now)
-	}
-	if !short || others {
+		both.most = p.full(i)
+		both.others = both.most
+	} else if others {
 		both.others = p.full(i)
-	}
-	if !short {
-		both.most = both.others
 	}
 	return both
 }
@@ -393,7 +365,6 @@ type feed struct {
 	*peer
 	relative bool
 	begin    []byte
-	used     bool // the receiver has acknowledged
 }
 
 // Publish sends a version to all receivers and waits until they use it. Versions increase. The
@@ -427,9 +398,11 @@ func (p *Publisher) Publish(ctx context.Context, version uint64, params []Named)
 			return fail(fmt.Errorf("the names and shapes have %d bytes, at most %d fit", len(text), maxLayout))
 		}
 		p.base = nil // so that the old memory can go before the new comes
+		l.cut()
 		p.layout, p.text, p.base, p.deltas = l, frame(kindInit, text), l.memory(), make([]delta, len(l.buckets))
 		p.version = 0
 	}
+	l = p.layout
 	clear(p.copied)
 	base := p.version
 	relative := base != 0 && !p.options.Full
@@ -439,12 +412,12 @@ func (p *Publisher) Publish(ctx context.Context, version uint64, params []Named)
 	if isClosed {
 		return fail(net.ErrClosed)
 	}
-	// Who is the first to need a bucket encodes it, and goroutines encode the next ones. So each feed goes on at its own pace,
-	// and receivers that read nothing all stall at the same time, however much their kernels' buffers hold.
+	// The fastest feed has buckets encoded, and the next ones ahead. So receivers that read nothing stall at the same time.
 	encoded := make([]func() frames, len(l.buckets))
 	for i, b := range l.buckets {
 		encoded[i] = sync.OnceValue(func() frames { return p.encode(i, memory[b.param][b.from:b.to], relative, others) })
 	}
+	var used atomic.Int64
 	var sending sync.WaitGroup
 	ahead := min(4, runtime.GOMAXPROCS(0))
 	encode := func(i int) frames {
@@ -461,9 +434,11 @@ func (p *Publisher) Publish(ctx context.Context, version uint64, params []Named)
 	for _, f := range feeds {
 		sending.Go(func() {
 			err := p.feed(ctx, f, encode, version, base)
-			if f.used = err == nil; !f.used {
+			if err != nil {
 				p.drop(f.peer, err)
+				return
 			}
+			used.Add(1)
 		})
 	}
 	sending.Wait()
@@ -481,11 +456,7 @@ func (p *Publisher) Publish(ctx context.Context, version uint64, params []Named)
 		return fail(context.Cause(ctx))
 	}
 	p.version = version
-	for _, f := range feeds {
-		if f.used {
-			report.Receivers++
-		}
-	}
+	report.Receivers = int(used.Load())
 	p.list.Lock()
 	report.Dropped, p.dropped = p.dropped, nil
 	p.list.Unlock()
@@ -504,11 +475,7 @@ func layoutOf(params []Named, bucket int) (*layout, [][]byte, error) {
 		l.params = append(l.params, Param{n.Name, t.DType(), t.Shape()})
 		memory = append(memory, t.Bytes())
 	}
-	err := l.check()
-	if err == nil {
-		l.cut()
-	}
-	return l, memory, err
+	return l, memory, l.check()
 }
 
 // feeds returns a feed for each receiver that has been admitted. It reports whether some get all elements in an update that is
@@ -605,10 +572,8 @@ func (p *Publisher) drop(r *peer, err error) {
 
 // wake tells Await that a receiver has come. Publisher.list is held.
 func (p *Publisher) wake() {
-	if !p.closed {
-		close(p.came)
-		p.came = make(chan struct{})
-	}
+	close(p.came)
+	p.came = make(chan struct{})
 }
 
 // Await waits until n receivers are connected, for which the next Publish waits. If there is a version, they have it, or
@@ -646,8 +611,7 @@ func (p *Publisher) Close() error {
 		return nil
 	}
 	p.closed = true
-	close(p.came)
-	p.came = make(chan struct{})
+	p.wake()
 	for r := range p.receivers {
 		r.raw.Close()
 	}

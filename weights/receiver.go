@@ -57,6 +57,7 @@ type Receiver struct {
 	changed chan struct{} // closed and replaced with each version
 
 	// Only run uses these.
+	bytes     atomic.Int64          // Status.Bytes, which others read
 	behind    []behind              // what each bucket of standby lacks of active
 	touched   int                   // so many buckets of standby were written to since the last swap
 	workers   sync.WaitGroup        // goroutines that check what came and write to standby
@@ -68,7 +69,7 @@ type Receiver struct {
 // Status is the state of a receiver.
 type Status struct {
 	Connected bool
-	Version   uint64 // in use; 0 before the first. It is less than before when the trainer began again, or another one took its place
+	Version   uint64 // in use; 0 before the first. It may decrease when a connection begins
 	Updates   int64  // versions that were taken into use
 	Bytes     int64  // read from publishers
 	Err       error  // why the last connection ended, nil once a later one has brought a version
@@ -78,7 +79,8 @@ type Status struct {
 type copyOf struct {
 	version uint64
 	layout  *layout
-	memory  [][]byte                  // of each parameter, less than all until its last bucket comes
+	memory  [][]byte                  // of each parameter, see part
+	second  bool                      // there is one of this layout
 	tensors map[string]*tensor.Tensor // nil before the first version
 
 	readers int           // Receiver.mu
@@ -124,15 +126,7 @@ func (v Version) Release() {
 // Dial returns a receiver that connects to a publisher, now and whenever the connection is lost, until Close.
 // It does not wait for the publisher: see Await.
 func Dial(address string, o ReceiverOptions) (*Receiver, error) {
-	if o.Timeout == 0 {
-		o.Timeout = DefaultTimeout
-	}
-	if o.Retry == 0 {
-		o.Retry = 5 * time.Second
-	}
-	if o.MaxBytes == 0 {
-		o.MaxBytes = math.MaxInt64
-	}
+	o.Timeout, o.Retry, o.MaxBytes = cmp.Or(o.Timeout, DefaultTimeout), cmp.Or(o.Retry, 5*time.Second), cmp.Or(o.MaxBytes, math.MaxInt64)
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, fmt.Errorf("weights: Dial: %w", err)
@@ -185,6 +179,7 @@ func (r *Receiver) Await(ctx context.Context, version uint64) error {
 func (r *Receiver) Status() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.status.Bytes = r.bytes.Load()
 	return r.status
 }
 
@@ -200,13 +195,10 @@ func (r *Receiver) run(ctx context.Context) {
 	const first = 50 * time.Millisecond
 	for pause := first; ; pause = min(2*pause, r.options.Retry) {
 		before := r.Status().Updates
-		err := r.connect(ctx)
-		r.mu.Lock()
-		r.status.Connected, r.status.Err = false, shown{err}
-		if r.status.Updates != before {
+		r.ended(r.connect(ctx))
+		if r.Status().Updates != before {
 			pause = first
 		}
-		r.mu.Unlock()
 		select {
 		case <-ctx.Done():
 			return
@@ -215,13 +207,21 @@ func (r *Receiver) run(ctx context.Context) {
 	}
 }
 
+// ended puts the reason for a connection's end into the status, and returns it as others see it.
+func (r *Receiver) ended(why error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.status.Connected, r.status.Err = false, shown{fmt.Errorf("weights: publisher %s: %w", r.address, why)}
+	return r.status.Err
+}
+
 // connect follows a publisher until the connection ends.
 func (r *Receiver) connect(ctx context.Context) error {
 	dialing, cancel := context.WithTimeout(ctx, r.options.Timeout)
 	defer cancel()
 	raw, err := tcpsock.Dial(dialing, "tcp", r.address)
 	if err != nil {
-		return fmt.Errorf("weights: %w", err)
+		return err
 	}
 	defer raw.Close()
 	defer func() {
@@ -229,9 +229,7 @@ func (r *Receiver) connect(ctx context.Context) error {
 		r.failed.Store(nil)
 	}()
 	if t := raw.(*net.TCPConn); tcpsock.IsLocal(t) {
-		if err := t.SetReadBuffer(buffer); err != nil {
-			return fmt.Errorf("weights: publisher %s: %w", r.address, err)
-		}
+		t.SetReadBuffer(buffer)
 	}
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
 	defer stop()
@@ -239,14 +237,17 @@ func (r *Receiver) connect(ctx context.Context) error {
 	if r.options.TLS != nil {
 		t := tls.Client(raw, r.options.TLS)
 		if err := t.HandshakeContext(dialing); err != nil {
-			return fmt.Errorf("weights: publisher %s: %w", r.address, err)
+			return err
 		}
 		conn = t
 	}
-	raw.SetWriteDeadline(time.Now().Add(r.options.Timeout))
-	hello := header{kind: kindHello, count: protocol}
-	if _, err := conn.Write(hello.withPayload([]byte(r.options.Name))); err != nil {
-		return fmt.Errorf("weights: publisher %s: %w", r.address, err)
+	write := func(b []byte) error {
+		raw.SetWriteDeadline(time.Now().Add(r.options.Timeout))
+		_, err := conn.Write(b)
+		return err
+	}
+	if err := write(header{kind: kindHello, count: protocol}.withPayload([]byte(r.options.Name))); err != nil {
+		return err
 	}
 	r.mu.Lock()
 	r.status.Connected = true
@@ -256,13 +257,9 @@ func (r *Receiver) connect(ctx context.Context) error {
 	for {
 		ack, err := s.next(ctx)
 		if err != nil {
-			err = fmt.Errorf("weights: publisher %s: %w", r.address, err)
 			if s.received { // tell it why; a peer that is gone does not mind
-				r.mu.Lock()
-				r.status.Err = shown{err}
-				r.mu.Unlock()
+				text := r.ended(err).Error()
 				raw.SetWriteDeadline(time.Now().Add(time.Second))
-				text := err.Error()
 				conn.Write(frame(kindRefuse, []byte(text[:min(len(text), maxName)])))
 				// To close a socket that has unread bytes resets the connection, and the publisher would not read why.
 				raw.SetReadDeadline(time.Now().Add(time.Second))
@@ -271,9 +268,8 @@ func (r *Receiver) connect(ctx context.Context) error {
 			return err
 		}
 		if ack != 0 {
-			raw.SetWriteDeadline(time.Now().Add(r.options.Timeout))
-			if _, err := conn.Write(frame(kindAck, binary.LittleEndian.AppendUint64(nil, ack))); err != nil {
-				return fmt.Errorf("weights: publisher %s: %w", r.address, err)
+			if err := write(frame(kindAck, binary.LittleEndian.AppendUint64(nil, ack))); err != nil {
+				return err
 			}
 			r.catchUp() // while the trainer goes on
 		}
@@ -317,10 +313,7 @@ func (s *session) next(ctx context.Context) (ack uint64, err error) {
 	}
 	s.deadline(time.Now().Add(s.r.options.Timeout))
 	s.received = true
-	if err := s.r.worked(); err != nil {
-		return 0, err
-	}
-	defer func() { s.r.count(headerSize + int64(h.length)) }()
+	defer func() { s.r.bytes.Add(headerSize + int64(h.length)) }()
 	switch h.kind {
 	case kindInit:
 		text, err := readSmall(s.in, h, kindInit, maxLayout)
@@ -389,29 +382,22 @@ func (s *session) next(ctx context.Context) (ack uint64, err error) {
 	return 0, fmt.Errorf("%w: a frame of kind %d", errWire, h.kind)
 }
 
-func (r *Receiver) count(bytes int64) {
-	r.mu.Lock()
-	r.status.Bytes += bytes
-	r.mu.Unlock()
-}
-
 // prepare waits until nobody reads the standby and makes it fit the layout. If deltas follow, it brings the standby up
 // to date.
 func (r *Receiver) prepare(ctx context.Context, l *layout, deltas bool) error {
 	r.workers.Wait()
 	r.mu.Lock()
-	var idle chan struct{}
+	idle := make(chan struct{})
 	if r.standby != nil && r.standby.readers > 0 {
-		idle = make(chan struct{})
 		r.standby.idle = idle
+	} else {
+		close(idle)
 	}
 	r.mu.Unlock()
-	if idle != nil {
-		select {
-		case <-idle:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	select {
+	case <-idle:
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 	for i := range r.touched {
 		r.behind[i].whole = true
@@ -426,15 +412,10 @@ func (r *Receiver) prepare(ctx context.Context, l *layout, deltas bool) error {
 	r.mu.Lock()
 	r.standby = nil // so that this memory can go before the new comes
 	r.mu.Unlock()
-	c := &copyOf{layout: l}
 	if err := r.room(l); err != nil {
 		return err
 	}
-	if r.active != nil && r.active.layout.equal(l) { // so many bytes have come
-		c.memory = l.memory()
-	} else {
-		c.memory = make([][]byte, len(l.params))
-	}
+	c := &copyOf{layout: l, memory: make([][]byte, len(l.params)), second: r.active != nil && r.active.layout.equal(l)}
 	r.behind = make([]behind, len(l.buckets))
 	for i := range r.behind {
 		r.behind[i].whole = true

@@ -174,13 +174,11 @@ func readSmall(r io.Reader, h header, k kind, limit uint32) ([]byte, error) {
 }
 
 func startFrame(version, base uint64) []byte {
-	b := binary.LittleEndian.AppendUint64(nil, version)
-	return frame(kindStart, binary.LittleEndian.AppendUint64(b, base))
+	return frame(kindStart, binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, version), base))
 }
 
 func finishFrame(version uint64, digest uint32) []byte {
-	b := binary.LittleEndian.AppendUint64(nil, version)
-	return frame(kindFinish, binary.LittleEndian.AppendUint32(b, digest))
+	return frame(kindFinish, binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint64(nil, version), digest))
 }
 
 // chain returns the digest of the buckets so far and the next one.

@@ -26,6 +26,8 @@ type Job struct {
 	said    string // the run, for people; "" if the dumps do not name it
 	files   []*File
 	members map[string][]int
+	present map[string][]int // members with a dump, in order
+	partial map[int]bool     // ranks whose dumps have lost operations
 }
 
 // Stuck is a collective that has not ended on some rank.
@@ -147,14 +149,26 @@ func Merge(files []*File) (*Job, error) {
 		}
 	}
 	j.addUnnamed()
-	for _, ranks := range j.members {
-		for _, r := range ranks {
-			if !slices.Contains(j.Ranks, r) && !slices.Contains(j.Missing, r) {
-				j.Missing = append(j.Missing, r)
+	j.present = make(map[string][]int)
+	lists := make(map[*int][]int) // one list can be that of many groups
+	for group, ranks := range j.members {
+		list, ok := lists[&ranks[0]]
+		if !ok {
+			for _, r := range ranks {
+				if _, has := slices.BinarySearch(j.Ranks, r); has {
+					list = append(list, r)
+				} else {
+					j.Missing = append(j.Missing, r)
+				}
 			}
+			slices.Sort(list)
+			list = slices.Compact(list)
+			lists[&ranks[0]] = list
 		}
+		j.present[group] = list
 	}
 	slices.Sort(j.Missing)
+	j.Missing = slices.Compact(j.Missing)
 	calls, last := j.calls()
 	j.align(calls)
 	blame := make(map[int]*RankLate)
@@ -164,7 +178,7 @@ func Merge(files []*File) (*Job, error) {
 	for _, key := range slices.SortedFunc(maps.Keys(calls), func(a, b callKey) int {
 		return cmp.Or(strings.Compare(a.group, b.group), cmp.Compare(a.number, b.number))
 	}) {
-		j.look(key, calls[key], j.members[key.group], last, blame)
+		j.look(key, calls[key], last, blame)
 	}
 	slices.SortStableFunc(j.Late, func(a, b Late) int { return cmp.Compare(b.By, a.By) })
 	for _, r := range j.Ranks {
@@ -216,11 +230,10 @@ type known struct {
 // calls returns the collectives by rank, and what each rank's dump tells of those that it does not have.
 func (j *Job) calls() (calls map[callKey]map[int]*Entry, last map[member]known) {
 	calls, last = make(map[callKey]map[int]*Entry), make(map[member]known)
+	j.partial = make(map[int]bool)
 	for _, f := range j.files {
 		whole := f.whole()
-		for group := range j.members {
-			last[member{group, f.Rank}] = known{0, whole > 0}
-		}
+		j.partial[f.Rank] = whole > 0
 		for group, n := range f.Calls {
 			last[member{group, f.Rank}] = known{n, false}
 		}
@@ -298,16 +311,14 @@ func (j *Job) align(calls map[callKey]map[int]*Entry) {
 }
 
 // look says what is to be said of a collective.
-func (j *Job) look(key callKey, by map[int]*Entry, members []int, last map[member]known, blame map[int]*RankLate) {
+func (j *Job) look(key callKey, by map[int]*Entry, last map[member]known, blame map[int]*RankLate) {
 	var called []int
 	s := Stuck{Group: key.group, Number: key.number}
-	for _, r := range j.Ranks {
+	for _, r := range j.present[key.group] {
 		e := by[r]
-		switch {
-		case !slices.Contains(members, r):
-			continue
-		case e == nil:
-			if k := last[member{key.group, r}]; k.called >= key.number || k.others {
+		if e == nil {
+			k, ok := last[member{key.group, r}]
+			if k.called >= key.number || k.others || !ok && j.partial[r] {
 				s.Lost = append(s.Lost, r)
 			} else {
 				s.NotCalled = append(s.NotCalled, r)
@@ -337,7 +348,7 @@ func (j *Job) look(key callKey, by map[int]*Entry, members []int, last map[membe
 	if len(s.Waiting) > 0 || s.Differ != "" {
 		j.Stuck = append(j.Stuck, s)
 	}
-	if len(called) < 2 || len(called) != len(members) {
+	if len(called) < 2 || len(called) != len(j.members[key.group]) {
 		return
 	}
 	slices.SortStableFunc(called, func(a, b int) int { return by[a].Called.Compare(by[b].Called) })

@@ -118,6 +118,7 @@ func parse(name string, data []byte) (*File, error) {
 			f.Calls[text(s["name"])] = max(calls, 0)
 		}
 	}
+	budget := 16 * len(data) // bytes of entries: one entry, or one text, can be that of many
 	for _, v := range items(d["entries"]) {
 		e := fields(v)
 		x := Entry{State: text(e["state"]), Error: text(e["error"]), Route: text(e["route"]), Sizes: sizes(e["input_sizes"])}
@@ -140,6 +141,10 @@ func parse(name string, data []byte) (*File, error) {
 				x.State = "completed"
 			}
 			x.Op = cmp.Or(glooNames[x.Op], x.Op)
+		}
+		budget -= 256 + len(x.State) + len(x.Error) + len(x.Route) + len(x.Sizes) + len(x.Group) + len(x.described) + len(x.Op)
+		if budget < 0 {
+			return nil, fmt.Errorf("entry %d and those before it are larger than %d bytes can be: they repeat each other", len(f.Entries), len(data))
 		}
 		if x.Group == "" || x.Op == "" || x.Called.IsZero() {
 			return nil, fmt.Errorf("entry %d has no process_group, profiling_name or time_created_ns", len(f.Entries))

@@ -77,6 +77,9 @@ func (j *Job) torch(f *File) (dict, error) {
 		if !known[e.Group] {
 			known[e.Group] = true
 			ranks := strings.ReplaceAll(fmt.Sprint(j.members[e.Group]), " ", ", ")
+			if budget -= len(ranks); budget < 0 {
+				return nil, errors.New("its groups have too many ranks")
+			}
 			config = append(config, pair{e.Group, dict{{"name", e.Group}, {"desc", e.described}, {"ranks", ranks}}})
 		}
 	}

@@ -530,3 +530,53 @@ func TestDumpWithoutGroup(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 3, f.Rank)
 }
+
+// TestClaimedRanks: many ranks in the text of many groups cost no more than their bytes.
+func TestClaimedRanks(t *testing.T) {
+	const ranks, groups = 500_000, 10_000
+	var list strings.Builder
+	for r := range ranks {
+		fmt.Fprint(&list, r, ",")
+	}
+	entry := dict{{"process_group", tuple{"0", ""}}, {"profiling_name", "nccl:all_reduce"}, {"time_created_ns", int64(1)}, {"collective_seq_id", int64(1 << 62)}}
+	data := append([]byte{opDict, opMark}, pickle(pickle(nil, "entries"), []any{entry})...)
+	data = append(append(data, pickle(nil, "pg_config")...), opDict, opMark)
+	data = append(append(pickle(data, "0"), pickle(nil, dict{{"ranks", list.String()}})...), opPut, 1)
+	for i := range groups {
+		data = append(pickle(data, fmt.Sprint(i+1)), opGet, 1)
+	}
+	f, err := parse("rank_0", append(data, opSetItems, opSetItems, opStop))
+	require.NoError(t, err)
+	done := make(chan *Job, 1)
+	go func() {
+		j, _ := Merge([]*File{f})
+		done <- j
+	}()
+	select {
+	case j := <-done:
+		require.Len(t, j.Missing, ranks-1)
+		var b bytes.Buffer
+		require.NoError(t, j.Print(&b, 1))
+		require.Contains(t, b.String(), "no dump of ranks 1-499999\n")
+	case <-time.After(time.Minute):
+		t.Fatal("still merging")
+	}
+}
+
+// TestRepeatedEntries: a dump that has one entry, or one text, in many places is refused.
+func TestRepeatedEntries(t *testing.T) {
+	for name, c := range map[string]struct {
+		text  int
+		times int
+	}{"entry": {10, 100_000}, "text": {100_000, 1000}} {
+		t.Run(name, func(t *testing.T) {
+			entry := dict{{"process_group", tuple{"0", ""}}, {"profiling_name", "nccl:send"}, {"time_created_ns", int64(1)}, {"error", strings.Repeat("x", c.text)}}
+			data := append([]byte{opDict, opMark}, pickle(pickle(nil, "pg_config"), dict{})...)
+			data = append(append(data, pickle(nil, "entries")...), opList, opMark)
+			data = append(append(data, pickle(nil, entry)...), opPut, 0)
+			data = append(data, bytes.Repeat([]byte{opGet, 0}, c.times)...)
+			_, err := parse("rank_0", append(data, opAppends, opSetItems, opStop))
+			require.ErrorContains(t, err, "they repeat each other")
+		})
+	}
+}

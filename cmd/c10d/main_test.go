@@ -17,6 +17,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -156,7 +157,7 @@ func testRank(steps []string) {
 			check(all.Wait(ctx))
 			fmt.Println("wire", g.Explain()[0].Wire+":", g.Explain()[0].Why)
 			check(g.Close())
-		case "toil": // calls all_reduce until rank 0 finds that a file is gone, and prints the slowest call
+		case "toil": // calls all_reduce until rank 0 finds that a file is gone
 			check(toil(arg))
 		case "wait": // until the launcher has told the others that a rank has ended
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -1252,9 +1253,10 @@ func TestStoreJSON(t *testing.T) {
 	require.Equal(t, `{"event":"closed"}`, p.lines[len(p.lines)-1])
 }
 
-// toil calls all_reduce until rank 0 finds that a file is gone.
+// toil calls all_reduce until rank 0 finds that a file is gone. The file has the name of a phase. When that
+// changes, each rank prints how long the calls of the phase before took.
 func toil(path string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
 	defer cancel()
 	g, err := pg.Init(ctx, "env://", pg.InitOptions{})
 	if err != nil {
@@ -1262,17 +1264,25 @@ func toil(path string) error {
 	}
 	defer g.Close()
 	fmt.Println("pid", os.Getpid())
-	var slowest time.Duration
+	var phase string
+	var took []time.Duration
 	for calls := 1; ; calls++ {
+		now, err := os.ReadFile(path)
+		if string(now) != phase && len(took) > 0 {
+			slices.Sort(took)
+			fmt.Println("phase", phase, len(took), "calls, slowest and p99", took[len(took)-1], took[len(took)*99/100])
+			took = took[:0]
+		}
+		phase = string(now)
 		v := []float32{float32(g.Rank()), 0}
-		if _, err := os.Stat(path); err != nil && g.Rank() == 0 {
+		if err != nil && g.Rank() == 0 {
 			v[1] = 1
 		}
 		begun := time.Now()
 		if err := pg.AllReduceSlice(ctx, g, v, backend.Sum()); err != nil {
 			return err
 		}
-		slowest = max(slowest, time.Since(begun))
+		took = append(took, time.Since(begun))
 		if want := float32(g.Size()*(g.Size()-1)) / 2; v[0] != want {
 			return fmt.Errorf("call %d: the sum is %v, want %v", calls, v[0], want)
 		}
@@ -1280,7 +1290,6 @@ func toil(path string) error {
 			fmt.Println("toiling")
 		}
 		if v[1] > 0 {
-			fmt.Println(calls, "calls, slowest", slowest)
 			return nil
 		}
 		time.Sleep(time.Millisecond)

@@ -173,13 +173,13 @@ func Run(t *testing.T, a Attack) Result {
 	plain, stopPlain := start(t, listen)
 	addr, err := plain.ReadString('\n')
 	require.NoError(t, err)
-	ended, stop := a.begin(t, strings.TrimSpace(addr))
+	ended, stop := Begin(t, strings.TrimSpace(addr), a.Kind, a.N)
 	beside := a.measure(t, ended)
 	stop()
 	stopPlain()
 
 	before := memory()
-	ended, _ = a.begin(t, a.Addr)
+	ended, _ = Begin(t, a.Addr, a.Kind, a.N)
 	under := a.measure(t, ended)
 	files, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
@@ -191,9 +191,10 @@ func Run(t *testing.T, a Attack) Result {
 	return r
 }
 
-// begin starts an attacker. ended is closed when it has made all connections.
-func (a Attack) begin(t *testing.T, addr string) (ended <-chan struct{}, stop func()) {
-	out, stop := start(t, fmt.Sprint("attack ", addr, " ", a.Kind, " ", a.N))
+// Begin starts an attacker that makes n connections with a listener. ended is closed when it has made all.
+// Those that stay open do so until stop, or the end of the test.
+func Begin(t *testing.T, addr, kind string, n int) (ended <-chan struct{}, stop func()) {
+	out, stop := start(t, fmt.Sprint("attack ", addr, " ", kind, " ", n))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

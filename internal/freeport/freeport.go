@@ -1,19 +1,21 @@
 // Package freeport finds ports for servers that are started later, by another
 // process, with a port that it is told; tests need such.
 //
-// To listen on port 0, close and use the number leaves the port to whoever asks
-// the kernel next: a test elsewhere that connects to anything. A process that
-// imports PyTorch first takes seconds to listen, in which thousands of ports may
-// be given away. Loopback therefore makes a connection to its port and closes it
-// on the listening side first. That side stays behind in TIME_WAIT, for 60 s on
-// Linux. Meanwhile the kernel gives the port to nobody who asks for any. A server
-// gets it if it names it and sets SO_REUSEADDR, as Go, Redis and PyTorch do. Who
-// connects meanwhile is refused.
+// The kernel gives the ports from 32768 on to those who ask for any: to every test that
+// connects to anything. A process that imports PyTorch first may take minutes to listen on
+// a busy machine, in which all of them may be given away. So these ports are lower ones.
+// Two tests do not choose the same one, because Loopback makes a connection to its port
+// and closes it on the listening side first. That side stays behind in TIME_WAIT, for 60 s
+// on Linux. Meanwhile only a server that sets SO_REUSEADDR gets the port, as Go, Redis and
+// PyTorch do. Who connects meanwhile is refused.
 package freeport
 
 import (
+	"context"
 	"io"
+	"math/rand/v2"
 	"net"
+	"strconv"
 	"testing"
 )
 
@@ -29,7 +31,7 @@ func Loopback(t testing.TB) string {
 
 // Reserve is Loopback outside of a test.
 func Reserve() (string, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := listen()
 	if err != nil {
 		return "", err
 	}
@@ -51,4 +53,23 @@ func Reserve() (string, error) {
 		return "", err
 	}
 	return ln.Addr().String(), nil
+}
+
+// lowest and above bound the ports. Few services are known there, and most systems give none away.
+const lowest, above = 1 << 14, 1 << 15
+
+// listen listens on a port that nobody uses, or has used in the last minute.
+func listen() (ln net.Listener, err error) {
+	alone := net.ListenConfig{Control: alone}
+	for range 1000 {
+		at := net.JoinHostPort("127.0.0.1", strconv.Itoa(lowest+rand.IntN(above-lowest)))
+		if ln, err = alone.Listen(context.Background(), "tcp", at); err != nil {
+			continue
+		}
+		ln.Close()
+		if ln, err = net.Listen("tcp", at); err == nil { // what it leaves behind lets a server in
+			return ln, nil
+		}
+	}
+	return nil, err
 }

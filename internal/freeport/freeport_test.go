@@ -41,3 +41,18 @@ func TestKept(t *testing.T) {
 	local := regexp.MustCompile(`(?m)^ *\d+: 0100007F:` + fmt.Sprintf("%04X", n) + ` 0100007F:[0-9A-F]{4} ` + ending + ` `)
 	require.Regexp(t, local, string(sockets))
 }
+
+// TestNotGivenAway: the kernel gives such ports to nobody who asks for any, and Loopback gives none twice.
+func TestNotGivenAway(t *testing.T) {
+	given := make(map[string]bool)
+	for range 300 {
+		addr := Loopback(t)
+		require.False(t, given[addr], addr)
+		given[addr] = true
+		_, port, err := net.SplitHostPort(addr)
+		require.NoError(t, err)
+		n, err := net.LookupPort("tcp", port)
+		require.NoError(t, err)
+		require.Less(t, n, 1<<15)
+	}
+}

@@ -479,7 +479,7 @@ func TestARankWithoutTLS(t *testing.T) {
 	require.ErrorContains(t, errs[1], "the server speaks TLS, and this side does not")
 	for _, r := range []int{0, 2} {
 		require.ErrorContains(t, errs[r], "rank 1 has not called Init")
-		require.ErrorContains(t, errs[r], "that says it is this rank has no TLS, and the store refused it")
+		require.ErrorContains(t, errs[r], "without TLS was refused, and may be this rank")
 		require.NotContains(t, errs[r].Error(), "rank 0 has not")
 		require.NotContains(t, errs[r].Error(), "rank 2 has not")
 	}

@@ -121,13 +121,10 @@ func (m *meeting) seenIn(st *tcp.Store) func(ctx context.Context, rank int) (wha
 		if err != nil {
 			return "", false
 		}
-		if from, refused, err := st.Refused(ctx, rank); err == nil && refused && !ok {
-			return "a process at " + from + " that says it is this rank has no TLS, and the store refused it", false
-		}
 		joined, err := st.Joined(ctx)
 		all := err != nil || joined >= int64(m.env.Size)
 		stranger := ""
-		if from, refused, err := st.Refused(ctx, -1); err == nil && refused {
+		if from, refused, err := st.Refused(ctx); err == nil && refused {
 			stranger = "; a process at " + from + " without TLS was refused, and may be this rank"
 		}
 		switch {

@@ -174,6 +174,6 @@ func TestANodeWithoutTLS(t *testing.T) {
 	require.Contains(t, plain.stderr.String(), "the server speaks TLS, and this side does not")
 	require.Equal(t, 1, good.wait())
 	require.Contains(t, good.stderr.String(), "not all 2 nodes came within 3s")
-	require.Contains(t, good.stderr.String(), "waiting for node 1 of 2 (an agent at 127.0.0.1:")
-	require.Contains(t, good.stderr.String(), "that says it is this node has no TLS, and was refused)")
+	require.Contains(t, good.stderr.String(), "waiting for node 1 of 2 (a process at 127.0.0.1:")
+	require.Contains(t, good.stderr.String(), "without TLS was refused, and may be this node)")
 }

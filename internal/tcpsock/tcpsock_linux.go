@@ -20,12 +20,6 @@ func SetCongestion(c *net.TCPConn, name string) error {
 	})
 }
 
-// WakeAt makes the kernel wake who reads from a connection only when n bytes have come, or its end. Systems
-// other than Linux wake at each byte.
-func WakeAt(c *net.TCPConn, n int) error {
-	return control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, n) })
-}
-
 func control(c *net.TCPConn, f func(fd int) error) error {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -14,6 +14,3 @@ func SetCongestion(_ *net.TCPConn, name string) error {
 	}
 	return nil
 }
-
-// WakeAt does nothing.
-func WakeAt(*net.TCPConn, int) error { return nil }

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -35,8 +36,8 @@ type Options struct {
 	// the host's name to another address.
 	Listen string
 
-	// ServerOptions are for the hosted server. If its TLS, Token, Job or Limits are not set,
-	// those of Options are used.
+	// ServerOptions are for the hosted server. If its TLS, Token, Job, World or Limits are not set,
+	// those of Options are used (WorldSize for World).
 	ServerOptions ServerOptions
 
 	// WorldSize is the number of ranks that join. Each of them adds one to a counter. New waits
@@ -45,8 +46,7 @@ type Options struct {
 	WorldSize int
 
 	// Rank is this process's rank among WorldSize. Servers of this package store it, so that
-	// messages can name the missing ranks; see Store.Worker. Without TLS this process tells it to
-	// a server that demands TLS; see Store.Refused. It is not used if WorldSize is 0.
+	// messages can name the missing ranks; see Store.Worker. It is not used if WorldSize is 0.
 	Rank int
 
 	// NoWait joins without counting and waiting, whatever WorldSize is.
@@ -202,6 +202,7 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 		if so.Job == "" {
 			so.Job = opts.Job
 		}
+		so.World = cmp.Or(so.World, opts.WorldSize)
 		if so.Limits == (Limits{}) {
 			so.Limits = opts.Limits
 		}
@@ -218,9 +219,6 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 		}
 	}
 	d := dialer{addr: net.JoinHostPort(host, port), dialect: opts.Dialect, tls: opts.TLS, token: string(opts.Token), job: opts.Job}
-	if opts.WorldSize > 0 {
-		d.who = fmt.Sprintf("%d of %d", opts.Rank, opts.WorldSize)
-	}
 	ours := server != nil || d.tls != nil || d.token != ""
 	if ours && d.dialect == store.DialectUnknown {
 		d.dialect = store.DialectV2
@@ -240,7 +238,7 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 	}
 	s.server = server
 	if server != nil {
-		server.door.joinedFrom(c.LocalAddr())
+		server.clients.own(c.LocalAddr())
 	}
 	if server != nil && !server.isLoopback() && s.local.IsLoopback() {
 		s.local = netip.Addr{} // others may reach the server by another address
@@ -435,7 +433,7 @@ func (s *Store) Drain(ctx context.Context) {
 	}
 	look := time.NewTicker(5 * time.Millisecond)
 	defer look.Stop()
-	for s.server.door.stats().Clients > s.connections() {
+	for s.server.Stats().Clients > s.connections() {
 		select {
 		case <-look.C:
 		case <-ctx.Done():

@@ -103,7 +103,11 @@ func TestNewServerIsFoundOut(t *testing.T) {
 		c, err := new(net.Dialer).DialContext(ctx, network, addr)
 		if err == nil && first {
 			first = false
-			until(t, server.door.makeRoom)
+			until(t, func() bool {
+				server.clients.mu.Lock()
+				defer server.clients.mu.Unlock()
+				return server.clients.makeRoom()
+			})
 		}
 		return c, err
 	}

@@ -2,11 +2,9 @@ package tcp
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
-	"io"
 	"net"
-	"os"
-	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
@@ -18,197 +16,443 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-// mostClients is how many clients the server has to serve at once in
-// TestThousandsOfClients.
-var mostClients = 10000
-
-// race says that the test runs under the race detector.
-var race bool
-
-// clientsEnv makes the test binary the client half of that test, as one
-// process has not the descriptors for both: "address count".
-const clientsEnv = "C10D_TCP_TEST_CLIENTS"
-
-// The server holds thousands of clients of both dialects, releases them all
-// with one key, and some turning bad loses nothing of the good ones.
-func TestThousandsOfClients(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short: opens thousands of sockets")
+// dialFrom opens a connection from one of this host's loopback addresses.
+func dialFrom(t testing.TB, s *Server, from string, first ...byte) *raw {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	c, err := d.DialContext(t.Context(), "tcp", s.Addr().String())
+	if err != nil && from != "127.0.0.1" {
+		t.Skipf("no second loopback address: %v", err)
 	}
-	clients := min(mostClients, descriptorLimit()-200) / 5 * 5 // every fifth turns bad
-	if clients < mostClients {
-		t.Logf("%d clients, as the process may have %d descriptors only", clients, descriptorLimit())
-	}
-	server := serve(t, ServerOptions{MaxClients: clients + 1, MaxPerAddress: clients + 1})
-	good := join(t, server.Addr().String(), Options{})
-	for i := range 100 {
-		require.NoError(t, good.Set(t.Context(), fmt.Sprint("mine ", i), fmt.Append(nil, i)))
-	}
-
-	cmd := exec.Command(os.Args[0], "-test.run=^$")
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", clientsEnv, server.Addr(), clients))
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	runtime.GC()
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	start := time.Now()
-	require.NoError(t, cmd.Start())
-	defer func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	}()
-	lines := bufio.NewScanner(out)
-	says := func(want string) {
-		t.Helper()
-		require.True(t, lines.Scan(), "the clients ended, before %q", want)
-		require.Equal(t, want, lines.Text())
-		t.Logf("%d clients %s after %v", clients, want, time.Since(start))
-		start = time.Now()
+	t.Cleanup(func() { c.Close() })
+	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
+	r := &raw{t, c, bufio.NewReader(c)}
+	if len(first) > 0 {
+		r.send(first)
 	}
-
-	says("joined")
-	n, err := good.Add(t.Context(), "clients", 0)
-	require.NoError(t, err)
-	require.EqualValues(t, clients, n)
-	says("wait")
-	runtime.GC()
-	runtime.ReadMemStats(&after)
-	t.Logf("the server holds %d bytes for each", (after.HeapAlloc+after.StackInuse-before.HeapAlloc-before.StackInuse)/uint64(clients))
-	require.Equal(t, clients+1, server.Stats().Clients)
-
-	start = time.Now()
-	require.NoError(t, good.Set(t.Context(), "go", []byte("value")))
-	t.Logf("the set took %v", time.Since(start))
-	says("released")
-
-	io.WriteString(in, "misbehave\n")
-	says("misbehaved")
-	until(t, func() bool { return server.Stats().Clients == clients-clients/5+1 })
-	require.EqualValues(t, clients/5, server.Stats().Refused)
-	for i := range 100 {
-		v, err := good.Get(t.Context(), fmt.Sprint("mine ", i))
-		require.NoError(t, err)
-		require.Equal(t, strconv.Itoa(i), string(v))
-	}
-	io.WriteString(in, "read\n")
-	says("read")
-	require.NoError(t, in.Close())
-	require.NoError(t, cmd.Wait())
-	until(t, func() bool { return server.Stats().Clients == 1 })
-	works(t, good)
+	return r
 }
 
-// manyClients is the other process.
-func manyClients(args string) error {
-	var addr string
-	var count int
-	if _, err := fmt.Sscan(args, &addr, &count); err != nil {
-		return err
+// accepted waits until the server has accepted n connections.
+func accepted(t testing.TB, s *Server, n int) {
+	t.Helper()
+	until(t, func() bool { return s.Stats().Accepted == int64(n) })
+}
+
+// count makes the client a rank of the job.
+func (r *raw) count(d store.Dialect) {
+	r.Helper()
+	r.request(d, &request{query: qAdd, keys: one(workers), num: 1})
+	_, err := r.r.Discard(8)
+	require.NoError(r, err)
+}
+
+// A new client makes the silent one go, then the guest that was silent longest, and no rank. Too many ranks are
+// not believed.
+func TestWhoMakesRoom(t *testing.T) {
+	s := serve(t, ServerOptions{MaxClients: 5})
+	rank := talk(t, s, v2d)
+	rank.count(v2d)
+	quiet, busy := talk(t, s, v2d), talk(t, s, v2d)
+	quiet.open(v2d)
+	busy.open(v2d)
+	older := dialRaw(t, s.Addr().String())
+	accepted(t, s, 4)
+	younger := dialRaw(t, s.Addr().String())
+	accepted(t, s, 5)
+	busy.open(v2d)
+
+	var c *raw
+	for _, goes := range []*raw{older, younger, quiet} {
+		c = talk(t, s, v2d)
+		c.open(v2d)
+		goes.closed()
 	}
-	in := bufio.NewReader(os.Stdin)
-	type client struct {
-		net.Conn
-		dialect store.Dialect
+	rank.open(v2d)
+	busy.open(v2d)
+	busy.count(v2d)
+	c.count(v2d) // one too many
+	for range 5 {
+		talk(t, s, v2d).open(v2d)
 	}
-	send := func(c client, reqs ...*request) error {
-		var b []byte
-		for _, r := range reqs {
-			var err error
-			if b, err = r.append(b, c.dialect); err != nil {
+	c.closed()
+	rank.open(v2d)
+	busy.open(v2d)
+	require.Equal(t, Stats{Clients: 5, Accepted: 13, Refused: 8, Keys: 1, Bytes: cost(workers, []byte("3"))}, s.Stats())
+}
+
+// However many say that they are ranks and are silent then, a new rank gets in, and one that was there stays.
+func TestFalseRanks(t *testing.T) {
+	for name, opts := range map[string]ServerOptions{
+		"the world is known":   {World: 2, MaxClients: 60},
+		"the world is unknown": {MaxClients: 60},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, opts)
+			first := join(t, s.Addr().String(), Options{WorldSize: 2, Rank: 0, NoWait: true})
+			_, err := first.Add(t.Context(), "x", 1)
+			require.NoError(t, err)
+			talk(t, s, v2d).count(v2d)
+			for i := range 200 {
+				d := []store.Dialect{v1d, v2d}[i%2]
+				talk(t, s, d).count(d)
+			}
+			works(t, join(t, s.Addr().String(), Options{WorldSize: 2, Rank: 1}))
+			works(t, first)
+			require.LessOrEqual(t, s.clients.in[claimed], 30)
+		})
+	}
+}
+
+// The guest that was silent longest goes, whoever was the first to speak.
+func TestTheQuietestGuestGoes(t *testing.T) {
+	s := serve(t, ServerOptions{MaxClients: 3})
+	quiet := dialRaw(t, s.Addr().String())
+	accepted(t, s, 1)
+	busy := talk(t, s, v2d)
+	busy.open(v2d)
+	quiet.send(opening)
+	quiet.open(v2d)
+	rank := talk(t, s, v2d)
+	rank.count(v2d)
+	busy.open(v2d)
+	talk(t, s, v2d).open(v2d)
+	quiet.closed()
+	busy.open(v2d)
+}
+
+// The address with the most silent ones makes room, and then that with the most guests.
+func TestCrowdedAddressMakesRoom(t *testing.T) {
+	s := serve(t, ServerOptions{MaxClients: 4})
+	other := dialFrom(t, s, "127.0.0.2")
+	accepted(t, s, 1)
+	var crowd []*raw
+	for i := range 3 {
+		crowd = append(crowd, dialRaw(t, s.Addr().String()))
+		accepted(t, s, 2+i)
+	}
+	for i := range 2 {
+		crowd = append(crowd, talk(t, s, v2d))
+		crowd[3+i].open(v2d)
+		crowd[i].closed()
+	}
+	other.send(opening)
+	other.open(v2d)
+	for range 5 {
+		talk(t, s, v2d).open(v2d)
+	}
+	crowd[3].closed()
+	other.open(v2d) // it was silent for longer than those
+}
+
+// A Go client is a rank if it names the server's job, joins, or knows the token. The process that
+// hosts the server needs none of these.
+func TestWhoIsARank(t *testing.T) {
+	for name, c := range map[string]struct {
+		server ServerOptions
+		client Options
+		rank   bool
+	}{
+		"job":       {ServerOptions{Job: "j"}, Options{Job: "j"}, true},
+		"no name":   {ServerOptions{Job: "j"}, Options{}, false},
+		"no job":    {ServerOptions{}, Options{Job: "j"}, false},
+		"joined":    {ServerOptions{}, Options{WorldSize: 2, Rank: 1}, true},
+		"token":     {ServerOptions{Token: "secret of the store"}, Options{Token: "secret of the store"}, true},
+		"anonymous": {ServerOptions{}, Options{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, c.server)
+			works(t, join(t, s.Addr().String(), c.client))
+			require.Equal(t, c.rank, ranksOf(s) == 1)
+		})
+	}
+	s := join(t, local, Options{Server: true})
+	require.Equal(t, 1, ranksOf(s.Server()))
+}
+
+func ranksOf(s *Server) int {
+	s.clients.mu.Lock()
+	defer s.clients.mu.Unlock()
+	return s.clients.in[claimed] + s.clients.in[proved]
+}
+
+// The second connection of an old client never speaks, and stays as long as its first, also if another one was
+// taken for it before.
+func TestSecondConnections(t *testing.T) {
+	s := serve(t, ServerOptions{MaxClients: 6})
+	other := dialRaw(t, s.Addr().String())
+	accepted(t, s, 1)
+	old := talk(t, s, v1d)
+	old.count(v1d)
+	for range 5 {
+		talk(t, s, v2d).open(v2d) // when there is no room, other is taken for the second one
+	}
+	other.send(opening)
+	other.open(v2d)
+	second := dialRaw(t, s.Addr().String())
+	accepted(t, s, 8)
+	for range 8 {
+		talk(t, s, v2d).open(v2d)
+	}
+	second.send([]byte{7, 3, 0, 0, 0, 0, 0, 0, 0, '/', 'w', 'k'})
+	second.expect(watched)
+	old.open(v1d)
+	require.NoError(t, second.Close())
+	require.NoError(t, old.Close())
+	require.NoError(t, other.Close())
+	until(t, func() bool { return ranksOf(s) == 0 })
+}
+
+// A request that has begun must be whole in time, in each dialect. A client that is silent between
+// requests stays.
+func TestRequestTimeout(t *testing.T) {
+	s := serve(t, ServerOptions{RequestTimeout: 50 * time.Millisecond})
+	silent := talk(t, s, v2d)
+	silent.open(v2d)
+	for name, c := range map[string]*raw{
+		"old":    talk(t, s, v1d),
+		"new":    talk(t, s, v2d),
+		"native": talkNative(t, s),
+	} {
+		switch name {
+		case "old":
+			c.open(v1d)
+			c.send([]byte{0})
+		case "new":
+			c.open(v2d)
+			c.send(cat(1, "/k", uint64(1000), []byte("only a part")))
+		case "native":
+			c.send([]byte{9}) // of the length
+		}
+		c.closed()
+	}
+	until(t, func() bool { return s.Stats().Clients == 1 })
+	silent.open(v2d)
+}
+
+// A request that comes in small pieces counts as if they were larger.
+func TestSmallPieces(t *testing.T) {
+	s := serve(t, ServerOptions{MaxHeld: 20 << 10})
+	c := talk(t, s, v2d)
+	c.open(v2d)
+	c.send(cat(1, "/k", uint64(1000)))
+	until(t, func() bool { return s.clients.held.Load() > 0 })
+	pieces := 0
+	for ; s.Stats().Refused == 0; pieces++ {
+		before := s.clients.held.Load()
+		c.Write([]byte{0})
+		until(t, func() bool { return s.clients.held.Load() != before })
+	}
+	require.Less(t, pieces, 60)
+	c.closed()
+}
+
+// A client that does not read its replies ends, with what is held for it.
+func TestReplyTimeout(t *testing.T) {
+	s := serve(t, ServerOptions{RequestTimeout: 200 * time.Millisecond})
+	// A request of this size may take longer than the timeout.
+	s.data.mu.Lock()
+	err := s.data.put(new(peer), "/big", bytes.Repeat([]byte("v"), 8<<20))
+	s.data.mu.Unlock()
+	require.NoError(t, err)
+	deaf := talk(t, s, v2d)
+	deaf.open(v2d)
+	for range 4 {
+		deaf.request(v2d, keyed(qGet, "big"))
+	}
+	until(t, func() bool { return s.Stats().Clients == 0 })
+	require.Zero(t, s.clients.held.Load())
+}
+
+// What the server holds has one limit for all clients together. The one for which it holds most goes.
+func TestMaxHeld(t *testing.T) {
+	part := func(n, of int) []byte { return cat(1, "/k", uint64(of), make([]byte, n)) }
+	held := func(s *Server, least int64) { until(t, func() bool { return s.clients.held.Load() >= least }) }
+	t.Run("requests", func(t *testing.T) {
+		s := serve(t, ServerOptions{MaxHeld: 600 << 10})
+		large, small, other := talk(t, s, v2d), talk(t, s, v2d), talk(t, s, v2d)
+		large.count(v2d)
+		large.send(part(300<<10, 350<<10))
+		held(s, 350<<10)
+		small.send(part(150<<10, 200<<10))
+		held(s, 550<<10)
+		other.send(part(90<<10, 100<<10))
+		large.closed()
+		small.send(make([]byte, 50<<10))
+		small.open(v2d)
+		other.send(make([]byte, 10<<10))
+		other.open(v2d)
+		require.Zero(t, s.clients.held.Load())
+	})
+	t.Run("guests have half", func(t *testing.T) {
+		s := serve(t, ServerOptions{MaxHeld: 600 << 10})
+		rank, guest, other := talk(t, s, v2d), talk(t, s, v2d), talk(t, s, v2d)
+		rank.count(v2d)
+		rank.send(part(240<<10, 250<<10))
+		held(s, 250<<10)
+		guest.send(part(190<<10, 200<<10))
+		held(s, 450<<10)
+		other.send(part(190<<10, 190<<10+1))
+		guest.closed()
+		rank.send(make([]byte, 10<<10))
+		rank.open(v2d)
+	})
+	t.Run("many parts", func(t *testing.T) {
+		s := serve(t, ServerOptions{MaxHeld: 600 << 10})
+		c := talk(t, s, v2d)
+		c.Write(cat(int(qMultiSet), uint64(100000), bytes.Repeat(cat("", ""), 6000))) // 96 KB, and 192 KB of strings
+		c.closed()
+	})
+	t.Run("waits", func(t *testing.T) {
+		s := serve(t, ServerOptions{MaxHeld: 20 << 10})
+		many := func(n int) (keys []string) {
+			for i := range n {
+				keys = append(keys, strconv.Itoa(i))
+			}
+			return keys
+		}
+		first := talk(t, s, v2d)
+		first.request(v2d, waitFor(many(50)...))
+		until(t, func() bool { return s.Stats().Waiting == 50 })
+		second := talk(t, s, v2d)
+		second.request(v2d, waitFor(many(120)...))
+		second.closed()
+		asked := talkNative(t, s)
+		asked.ask(1, waitFor(many(120)...))
+		asked.closed()
+		require.NoError(t, first.Close())
+		until(t, func() bool { return s.Stats().Waiting == 0 })
+		require.Zero(t, s.clients.held.Load())
+	})
+	t.Run("wills", func(t *testing.T) {
+		s := serve(t, ServerOptions{MaxHeld: 20 << 10})
+		c := talkNative(t, s)
+		for i := range 10 {
+			c.ask(uint32(i), keyed(qSetWill, strconv.Itoa(i%2), nil, make([]byte, 4000)))
+			c.told(uint32(i), done)
+		}
+		for i := range 5 {
+			c.Write(appendFrame(nil, uint32(100+i), keyed(qSetWill, "more "+strconv.Itoa(i), nil, make([]byte, 4000))))
+		}
+		until(t, func() bool { return s.Stats().Refused == 1 })
+	})
+	t.Run("replies", func(t *testing.T) {
+		s := serve(t, ServerOptions{MaxHeld: 16 << 20})
+		deaf := talkNative(t, s)
+		for i := range 60 {
+			deaf.ask(uint32(i), keyed(qGet, strconv.Itoa(i)))
+		}
+		until(t, func() bool { return s.Stats().Waiting == 60 })
+		good := join(t, s.Addr().String(), Options{})
+		for i := range 60 {
+			require.NoError(t, good.Set(t.Context(), strconv.Itoa(i), make([]byte, 1<<20)))
+		}
+		until(t, func() bool { return s.Stats().Refused == 1 })
+		works(t, good)
+		require.Zero(t, s.clients.held.Load())
+	})
+}
+
+// The server keeps nothing of a request that it has answered.
+func TestAnsweredRequestsAreFree(t *testing.T) {
+	s := serve(t, ServerOptions{})
+	memory := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := memory()
+	const size = 4 << 20
+	for range 10 {
+		c := talk(t, s, v2d)
+		c.request(v2d, keyed(qCompareSet, "none", make([]byte, size), make([]byte, size)))
+		_, err := c.r.Discard(8 + size)
+		require.NoError(t, err)
+	}
+	require.Less(t, memory(), before+5*size)
+}
+
+// Clients that have filled the store do not keep ranks from writing.
+func TestRanksMayUseMoreMemory(t *testing.T) {
+	s := serve(t, ServerOptions{MaxMemory: 10000})
+	rank, guest := talk(t, s, v2d), talk(t, s, v2d)
+	guest.request(v2d, keyed(qSet, "fills", bytes.Repeat([]byte("v"), 9800)))
+	guest.open(v2d)
+	rank.count(v2d)
+	rank.request(v2d, keyed(qSet, "mine", bytes.Repeat([]byte("v"), 500)))
+	rank.holds(v2d, "mine", strings.Repeat("v", 500))
+	guest.request(v2d, keyed(qSet, "more", bytes.Repeat([]byte("v"), 500)))
+	guest.closed()
+}
+
+// A listing has all keys that are there throughout, while others come and go, and does not hold up
+// other clients.
+func TestListKeysWhileTheyChange(t *testing.T) {
+	s := serve(t, ServerOptions{})
+	lister, changer := join(t, s.Addr().String(), Options{}), join(t, s.Addr().String(), Options{})
+	const n = 8 * listed
+	for i := range n {
+		require.NoError(t, lister.Set(t.Context(), fmt.Sprint("stays ", i), nil))
+	}
+	stop := make(chan struct{})
+	changes := go1(func() error {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return nil
+			default:
+			}
+			k := fmt.Sprint("goes ", i%1000)
+			if err := changer.Set(t.Context(), k, nil); err != nil {
+				return err
+			}
+			if _, err := changer.Delete(t.Context(), k); err != nil {
 				return err
 			}
 		}
-		_, err := c.Write(b)
-		return err
-	}
-	expect := func(c client, want string) error {
-		c.SetReadDeadline(time.Now().Add(patience))
-		b := make([]byte, len(want))
-		if _, err := io.ReadFull(c, b); err != nil {
-			return err
-		}
-		if want != string(b) {
-			return fmt.Errorf("got %q, want %q", b, want)
-		}
-		return nil
-	}
-
-	clients := make([]client, count)
-	for i := range clients {
-		conn, err := net.Dial("tcp", addr)
-		if err != nil {
-			return err
-		}
-		c := client{conn, []store.Dialect{v1d, v2d}[i%2]}
-		clients[i] = c
-		if c.dialect == v2d {
-			conn.Write(opening)
-		}
-		if err := send(c, number(qAdd, "clients", 1)); err != nil {
-			return err
-		}
-	}
-	for i, c := range clients {
-		c.SetReadDeadline(time.Now().Add(patience))
-		b := make([]byte, 8)
-		if _, err := io.ReadFull(c, b); err != nil {
-			return fmt.Errorf("client %d: %w", i, err)
-		}
-	}
-	fmt.Println("joined")
-	for _, c := range clients {
-		// The first of the two keys is there, and its answer says that the
-		// wait for the second has been read by the time the next comes.
-		if err := send(c, waitFor("clients")); err != nil {
-			return err
-		}
-		if err := expect(c, "\x00"); err != nil {
-			return err
-		}
-		if err := send(c, waitFor("go")); err != nil {
-			return err
-		}
-	}
-	fmt.Println("wait")
-	for i, c := range clients {
-		if err := expect(c, "\x00"); err != nil {
-			return fmt.Errorf("client %d: %w", i, err)
-		}
-	}
-	fmt.Println("released")
-	in.ReadString('\n')
-
-	bad := []string{ // in either dialect
-		"\xff", "GET / HTTP/1.0\r\n\r\n", strings.Repeat("\x09", 100), "\x01" + strings.Repeat("\xff", 8),
-		"\x05\x01\x00\x00\x00\x00\x00\x00\x80", "\x05" + strings.Repeat("\x7f", 1000),
-	}
-	for i, c := range clients {
-		if i%5 == 0 {
-			c.Write([]byte(bad[i/5%len(bad)]))
-			c.SetReadDeadline(time.Now().Add(patience))
-			if b, err := io.ReadAll(c); len(b) > 0 || err != nil && !disconnected(err) {
-				return fmt.Errorf("client %d: answered with % x, %w", i, b, err)
+	})
+	for range 10 {
+		keys, err := lister.ListKeys(t.Context())
+		require.NoError(t, err)
+		seen := make(map[string]bool)
+		stays := 0
+		for _, k := range keys {
+			require.False(t, seen[k], "%q is listed twice", k)
+			seen[k] = true
+			if strings.HasPrefix(k, "stays ") {
+				stays++
 			}
 		}
+		require.Equal(t, n, stays)
 	}
-	fmt.Println("misbehaved")
-	in.ReadString('\n')
-	for i, c := range clients {
-		if i%5 == 0 {
-			continue
-		}
-		if err := send(c, keyed(qGet, "go")); err != nil {
-			return err
-		}
-		if err := expect(c, string(cat("value"))); err != nil {
-			return fmt.Errorf("client %d: %w", i, err)
-		}
+	close(stop)
+	require.NoError(t, await(t, changes))
+}
+
+// The lock of the keys is free while a client that does not read gets a listing.
+func TestListingHoldsNothingUp(t *testing.T) {
+	s := serve(t, ServerOptions{})
+	deaf, good := talk(t, s, v2d), talk(t, s, v2d)
+	long := strings.Repeat("k", 8000)
+	for i := range 1000 {
+		deaf.request(v2d, keyed(qSet, fmt.Sprint(long, i), nil))
 	}
-	fmt.Println("read")
-	in.ReadString('\n')
-	return nil
+	for range 4 {
+		deaf.request(v2d, &request{query: qListKeys})
+	}
+	for i := range 100 {
+		good.request(v2d, keyed(qSet, strconv.Itoa(i), []byte("x")))
+		good.holds(v2d, strconv.Itoa(i), "x")
+	}
+	for range 4 {
+		n, err := readInt64(deaf.r)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, n, int64(1000))
+		keys, err := readBlobs(deaf.r, n, unframed)
+		require.NoError(t, err)
+		require.Len(t, keys, int(n))
+	}
+	deaf.open(v2d)
 }

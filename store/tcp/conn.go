@@ -96,8 +96,6 @@ type dialer struct {
 	progress   *progress     // hears of the tries; may be nil
 	resolveFor time.Duration // how long to look up a name that does not exist; 0: the default
 
-	who string // "RANK of SIZE", for a server that refuses clear text; may be empty
-
 	connectTo func(ctx context.Context, network, addr string) (net.Conn, error) // nil: tcpsock.Dial
 
 	job    string    // see Options.Job
@@ -214,12 +212,11 @@ func (d *dialer) connect(ctx context.Context, dialect store.Dialect) (*conn, err
 	}
 	release := guard(ctx, nc)
 	defer release()
-	raw := nc
 	if d.tls != nil {
 		host, _, _ := net.SplitHostPort(d.addr)
 		t := tls.Client(nc, credentials.ForHost(d.tls, host))
 		if err := t.HandshakeContext(ctx); err != nil {
-			raw.Close()
+			nc.Close()
 			err = settled(fmt.Errorf("TLS handshake: %w", err))
 			var refused *tls.CertificateVerificationError
 			var alert tls.AlertError
@@ -232,10 +229,7 @@ func (d *dialer) connect(ctx context.Context, dialect store.Dialect) (*conn, err
 	}
 	if d.token != "" {
 		if err := authenticate(nc, d.token); err != nil {
-			if errors.Is(err, errNeedsTLS) {
-				d.confess(raw)
-			}
-			raw.Close()
+			nc.Close()
 			return nil, settled(err)
 		}
 	}
@@ -260,9 +254,6 @@ func (d *dialer) validated(ctx context.Context) (*conn, error) {
 	}
 	release()
 	if err != nil {
-		if errors.Is(err, errNeedsTLS) {
-			d.confess(c.Conn)
-		}
 		c.Close()
 		if errors.Is(err, os.ErrDeadlineExceeded) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			err = mute(err)

@@ -29,8 +29,6 @@ type data struct {
 	bytes   int64                // see cost
 	limits  Limits
 	memory  int64     // limit of bytes, 0 for none; see charge
-	maxHeld int64     // limit of held, 0 for none
-	held    int64     // bytes of the keys of waits of peers that are no ranks
 	self    greeting  // what HELLO is answered with
 	scratch output    // the body of a native reply
 	due     []*waiter // native, with nothing missing any more
@@ -44,12 +42,12 @@ type data struct {
 
 // peer is data's part of one connection.
 type peer struct {
-	session *session // for the server
-	dialect store.Dialect
-	out     output
-	wait    *waiter     // its WAIT or BARRIER under way, in PyTorch's dialects
-	handed  string      // the queue whose push ended its last wait, until it pops
-	member  atomic.Bool // a rank of the job, see session.isMember
+	session  *session // for the server; nil in tests
+	dialect  store.Dialect
+	out      output
+	wait     *waiter      // its WAIT or BARRIER under way, in PyTorch's dialects
+	handed   string       // the queue whose push ended its last wait, until it pops
+	standing atomic.Int32 // see clients
 
 	// In the native dialect.
 	waits  map[uint32]*waiter // by their requests' numbers
@@ -62,6 +60,16 @@ type peer struct {
 // will is a COMPARE_SET to be carried out when the connection has ended.
 type will struct{ expected, desired []byte }
 
+// dropWill forgets the will for key, if there is one.
+func (p *peer) dropWill(key string) {
+	if w, there := p.wills[key]; there {
+		p.session.hold(-w.cost(key))
+		delete(p.wills, key)
+	}
+}
+
+func (w will) cost(key string) int64 { return cost(key, w.expected) + int64(len(w.desired)) }
+
 const (
 	maxWills = 64      // of one connection
 	maxWill  = 4 << 10 // bytes of key and values
@@ -69,14 +77,16 @@ const (
 
 // waiter is a request that waits for keys.
 type waiter struct {
-	peer    *peer
-	id      uint32
-	req     request
-	places  []place
-	left    int   // places not left, in PyTorch's dialects
-	counted int64 // in data.held
-	next    int   // the index of the key waited for, in the native one
+	peer   *peer
+	id     uint32
+	req    request
+	places []place
+	left   int // places not left, in PyTorch's dialects
+	next   int // the index of the key waited for, in the native one
 }
+
+// cost is what w counts in ServerOptions.MaxHeld.
+func (w *waiter) cost() int64 { return int64(w.req.held() + overhead*len(w.req.keys)) }
 
 // place is one waiter's place in the list of a key.
 type place struct {
@@ -217,6 +227,7 @@ func (d *data) resume(p *peer) {
 			p.out.hold()
 			return
 		}
+		p.session.hold(-w.cost())
 		var woken []*peer // see settle
 		d.serve(p, w.id, &w.req, &woken)
 	}
@@ -249,14 +260,11 @@ func (d *data) serve(p *peer, id uint32, r *request, woken *[]*peer) error {
 		return nil
 	case qWait, qGet, qMultiGet, qQueueTake:
 		if missing := d.missing(r); missing > 0 {
-			var err error
 			if p.waited+len(r.keys) > d.limits.Keys || p.held+r.held() > d.limits.Message {
-				err = fmt.Errorf("%v: this connection waits for %d keys of %d bytes already: %w", r.query, p.waited, p.held, store.ErrTooLarge)
-			} else {
-				err = d.await(&waiter{peer: p, id: id, req: *r.clone()}, missing)
-			}
-			if err != nil {
+				err := fmt.Errorf("%v: this connection waits for %d keys of %d bytes already: %w", r.query, p.waited, p.held, store.ErrTooLarge)
 				p.out.frame(id, refused(err), []byte(err.Error()), nil)
+			} else {
+				d.await(&waiter{peer: p, id: id, req: *r.clone()}, missing)
 			}
 			return nil
 		}
@@ -382,7 +390,8 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 		if p.dialect != native {
 			d.drop(p.wait)
 			if missing := d.missing(r); missing > 0 {
-				return d.await(&waiter{peer: p, req: *r.clone()}, missing)
+				d.await(&waiter{peer: p, req: *r.clone()}, missing)
+				return nil
 			}
 		}
 		out.byte(ready)
@@ -474,7 +483,8 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 			return err
 		}
 		if n < r.num && r.num > 1 {
-			return d.await(&waiter{peer: p, req: *r.clone()}, 1)
+			d.await(&waiter{peer: p, req: *r.clone()}, 1)
+			return nil
 		}
 		out.byte(ready)
 		d.wake(key, woken)
@@ -492,10 +502,12 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 		if p.wills == nil {
 			p.wills = make(map[string]will)
 		}
+		p.dropWill(key)
 		p.wills[key] = will{r.vals[0], r.vals[1]}
+		p.session.hold(p.wills[key].cost(key))
 
 	case qDropWill:
-		delete(p.wills, key)
+		p.dropWill(key)
 
 	case qHello:
 		if err := d.self.admit(key); err != nil {
@@ -515,7 +527,7 @@ func cost(key string, value []byte) int64 { return int64(len(key) + len(value) +
 // limit, so that other clients cannot fill the store. So may a client that joins.
 func (d *data) charge(p *peer, key string, n int64) error {
 	limit := d.memory
-	if p.member.Load() || strings.HasPrefix(key, workers) {
+	if p.standing.Load() >= claimed || strings.HasPrefix(key, workers) {
 		limit += limit / 4
 	}
 	if n > 0 && d.memory > 0 && d.bytes+n > limit {
@@ -566,15 +578,9 @@ func (d *data) add(p *peer, key string, delta int64) (int64, error) {
 // each of them, because there a key counts as seen even if it is deleted again. missing is the
 // number of places. In the native dialect w is in the list of one missing key at a time. If n
 // ranks each wait for all n keys, that costs n places and not n*n.
-func (d *data) await(w *waiter, missing int) error {
+func (d *data) await(w *waiter, missing int) {
 	p := w.peer
-	if !p.member.Load() {
-		w.counted = int64(w.req.held() + overhead*len(w.req.keys))
-		if d.maxHeld > 0 && d.held+w.counted > d.maxHeld {
-			return fmt.Errorf("%v: clients that are no ranks wait for keys of %d bytes already: %w", w.req.query, d.held, store.ErrTooLarge)
-		}
-		d.held += w.counted
-	}
+	p.session.hold(w.cost())
 	if p.dialect == native {
 		w.places = make([]place, 1)
 		if p.waits == nil {
@@ -584,7 +590,7 @@ func (d *data) await(w *waiter, missing int) error {
 		p.waited += len(w.req.keys)
 		p.held += w.req.held()
 		d.advance(w)
-		return nil
+		return
 	}
 	w.places = make([]place, 0, missing)
 	for _, k := range w.req.keys {
@@ -599,7 +605,6 @@ func (d *data) await(w *waiter, missing int) error {
 	}
 	w.left = len(w.places)
 	p.wait = w
-	return nil
 }
 
 // advance makes w, a native waiter, wait for its next missing key, and reports whether there is
@@ -656,6 +661,7 @@ func (d *data) settle() {
 	for i, w := range d.due {
 		d.due[i] = nil
 		if p := w.peer; p.out.full(d.limits.Message) {
+			p.session.hold(w.cost())
 			p.parked = append(p.parked, w)
 			p.out.hold()
 		} else {
@@ -686,8 +692,7 @@ func (d *data) leaveLine(at *place) {
 // forget removes w from its peer's list.
 func (d *data) forget(w *waiter) {
 	p := w.peer
-	d.held -= w.counted
-	w.counted = 0
+	p.session.hold(-w.cost())
 	if p.dialect != native {
 		p.wait = nil
 		return
@@ -765,11 +770,12 @@ func (d *data) passOn(p *peer, woken *[]*peer) {
 // output has the bytes to send to a peer. Large pieces are kept by reference. data fills it with
 // data.mu held, which gives the order; a server takes from it at any time.
 type output struct {
-	mu   sync.Mutex
-	head net.Buffers // the bytes before tail
-	tail *chunk
-	size int
-	held bool // more can come once this is sent
+	mu      sync.Mutex
+	head    net.Buffers // the bytes before tail
+	tail    *chunk
+	size    int
+	counted int  // of size, in ServerOptions.MaxHeld
+	held    bool // more can come once this is sent
 }
 
 // chunk is a reusable piece of output.
@@ -912,11 +918,22 @@ func (o *output) hold() {
 	o.mu.Unlock()
 }
 
-// take empties the output. The caller sends head, then tail, and frees tail.
-func (o *output) take() (head net.Buffers, tail *chunk, size int, held bool) {
+// uncounted returns how many bytes are to be counted in addition, of an output that is not small.
+func (o *output) uncounted() (n int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	head, tail, size, held = o.head, o.tail, o.size, o.held
-	o.head, o.tail, o.size, o.held = nil, nil, 0, false
-	return head, tail, size, held
+	if o.size > copied {
+		n = int64(o.size - o.counted)
+		o.counted = o.size
+	}
+	return n
+}
+
+// take empties the output. The caller sends head, then tail, and frees tail.
+func (o *output) take() (head net.Buffers, tail *chunk, size, counted int, held bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	head, tail, size, counted, held = o.head, o.tail, o.size, o.counted, o.held
+	o.head, o.tail, o.size, o.counted, o.held = nil, nil, 0, 0, false
+	return head, tail, size, counted, held
 }

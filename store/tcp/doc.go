@@ -110,23 +110,31 @@
 //
 // # Who stays
 //
-// The fields of ServerOptions limit connections, times and memory. All have defaults.
+// The fields of ServerOptions limit connections, times and memory. All have defaults, which
+// ServerOptions.World sizes. With TLS or a token, connections whose handshake has not ended are apart:
+// a process takes 256, and two for each rank, and one more closes the oldest. One that has sent 16 KiB of
+// a TLS handshake is closed.
 //
-// When a limit of connections is reached, a new client takes the place of another one. First go
-// clients that have not sent a message yet, then those that are no ranks of the job. Of these the
-// one goes that has been silent longest. If there are several addresses, it is one of the address
-// with the most such clients. Ranks keep their places. A client is a rank if it
+// Otherwise a client is, in the order in which they stay:
 //
-//   - has counted itself (Options.WorldSize; PyTorch's ranks do the same),
-//   - named the server's job (Options.Job),
-//   - proved that it knows the token, or has a certificate that the server verifies,
-//   - or hosts the server in its process.
+//   - silent: has sent no message yet;
+//   - a guest: has sent one;
+//   - a rank that says so: has counted itself (Options.WorldSize; PyTorch's ranks do the same), or named the
+//     server's job (Options.Job). At most eight connections for each rank of World are believed, and at most
+//     half of MaxClients;
+//   - proved: has a certificate that the server verifies, or the token, or hosts the server in its process.
 //
-// Without a token or TLS, an attacker who speaks the protocol can do this, too.
+// When there are too many connections, a new client takes the place of a silent one, else of a guest. It is
+// one of the address with the most of them, and of these the one that has sent nothing for longest. Ranks
+// stay. There may be 256 silent ones besides as many as ranks may have.
+//
+// What the server holds for a client is one number: incomplete requests, waits, wills and unread replies. When the
+// sum for all that have proved nothing is over MaxHeld, those with most are closed: guests while guests have more than
+// half, then any. A request in small pieces counts as a larger one.
 //
 // A client that has sent a message may then be silent for ever, because PyTorch's clients are
 // silent for hours and cannot reconnect. A PyTorch client up to 2.0 has a second connection that
-// never speaks. The server keeps one silent connection of an address for each such client there.
+// never speaks. The oldest silent connection of its address is taken for that, and stays as the first does.
 //
 // # Differences from PyTorch's servers
 //
@@ -141,9 +149,9 @@
 //
 // PyTorch's protocol has no authentication: every process that reaches the port can read and
 // write everything. Among Go processes Options.Token authenticates clients and Options.TLS
-// encrypts; PyTorch's clients can use neither. A server with TLS refuses a client without it. A Go
-// client then tells the server its rank, and Store.Refused returns that client's address. The token is
-// never sent. Without TLS, what follows it is not encrypted and can be changed on the way.
+// encrypts; PyTorch's clients can use neither. A server with TLS refuses a client without it, and
+// Store.Refused returns the address of the last one. The token is never sent. Without TLS, what follows
+// it is not encrypted and can be changed on the way.
 //
 // # Limits
 //

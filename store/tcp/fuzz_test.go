@@ -128,7 +128,7 @@ func FuzzNative(f *testing.F) {
 			require.LessOrEqual(t, held, limits.Message)
 		}
 		var out []byte
-		head, tail, _, _ := p.out.take()
+		head, tail, _, _, _ := p.out.take()
 		for _, piece := range head {
 			out = append(out, piece...)
 		}

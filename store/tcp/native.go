@@ -312,7 +312,7 @@ func readNative(r *bufio.Reader, q query, keys int, status byte, n uint32) (o ou
 		if n > maxText {
 			return o, malformedf("a refusal of %v in %d bytes", q, n)
 		}
-		text, err := readBytes(r, int(n))
+		text, err := readBytes(r, int(n), nil)
 		if err != nil {
 			return o, err
 		}

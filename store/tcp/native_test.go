@@ -592,7 +592,7 @@ func TestNativeReplyWaitsUnchanged(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for p, body := range want {
-		head, tail, size, _ := p.out.take()
+		head, tail, size, _, _ := p.out.take()
 		var got []byte
 		if tail != nil {
 			head = append(head, tail.b)
@@ -677,11 +677,11 @@ func TestNativeConnectionBreaks(t *testing.T) {
 	s := join(t, server.Addr().String(), Options{})
 	wait := go1(func() error { return s.Wait(t.Context(), "never") })
 	until(t, func() bool { return server.Stats().Waiting == 1 })
-	server.door.mu.Lock()
-	for c := range server.door.sessions {
+	server.clients.mu.Lock()
+	for c := range server.clients.sessions {
 		c.raw.Close()
 	}
-	server.door.mu.Unlock()
+	server.clients.mu.Unlock()
 	require.ErrorIs(t, await(t, wait), ErrDisconnected)
 	works(t, s)
 	var wg sync.WaitGroup
@@ -729,15 +729,15 @@ func TestNativeSlowReader(t *testing.T) {
 	}
 	until(t, func() bool { return server.Stats().Waiting == 2*n })
 	var p *peer
-	server.door.mu.Lock()
-	for c := range server.door.sessions {
+	server.clients.mu.Lock()
+	for c := range server.clients.sessions {
 		c.server.data.mu.Lock()
 		if len(c.peer.waits) > 0 {
 			p = &c.peer
 		}
 		c.server.data.mu.Unlock()
 	}
-	server.door.mu.Unlock()
+	server.clients.mu.Unlock()
 	require.NotNil(t, p)
 	for i := range n {
 		require.NoError(t, good.Set(t.Context(), fmt.Sprint(i), value))

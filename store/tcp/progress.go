@@ -120,28 +120,44 @@ func (s *Store) enroll(ctx context.Context, rank int) error {
 // Options.Rank, and says if its connection has ended since. ok is false if none did. It is for messages about missing ranks. Nothing is known
 // of PyTorch's ranks, and of ranks that joined through a PyTorch server.
 func (s *Store) Worker(ctx context.Context, rank int) (who string, ok bool, err error) {
-	wire := one(workerKey(rank))
-	rep, err := s.call(ctx, "worker", &request{query: qCheck, keys: wire})
+	return s.note(ctx, "worker", workerKey(rank))
+}
+
+// note returns the text of a key, if the key exists.
+func (s *Store) note(ctx context.Context, op, wire string) (text string, ok bool, err error) {
+	rep, err := s.call(ctx, op, &request{query: qCheck, keys: one(wire)})
 	if err != nil || rep.num != ready {
 		return "", false, err
 	}
-	who, err = s.workerText(ctx, wire[0])
-	return who, err == nil, err
+	v, err := s.get(ctx, op, wire)
+	const most = 300
+	if len(v) > most {
+		v = v[:most]
+	}
+	return strings.ToValidUTF8(string(v), "?"), err == nil, err
+}
+
+// refusedKey is the key of the address of the last process without TLS that a server with TLS has refused.
+const refusedKey = workers + "refused"
+
+// noteClear writes that key.
+func (c *session) noteClear() {
+	from := []byte(c.raw.RemoteAddr().String())
+	// A write that is refused, for example by the limit of memory, is not worth a message.
+	woken, _ := c.server.data.do(&c.peer, 0, &request{query: qSet, keys: one(refusedKey), vals: [][]byte{from}})
+	c.wake(woken)
+}
+
+// Refused returns the address of the last process without TLS that a server with TLS has refused, if there was one.
+// It may be a rank that is missed, or a stranger: use it for messages only, as Worker.
+func (s *Store) Refused(ctx context.Context) (from string, ok bool, err error) {
+	return s.note(ctx, "refused", refusedKey)
 }
 
 // Joined returns how many workers have joined with Options.WorldSize, with PyTorch's.
 func (s *Store) Joined(ctx context.Context) (int64, error) {
 	rep, err := s.call(ctx, "joined", &request{query: qAdd, keys: one(workers)})
 	return rep.num, err
-}
-
-func (s *Store) workerText(ctx context.Context, wire string) (string, error) {
-	v, err := s.get(ctx, "worker", wire)
-	const most = 300
-	if len(v) > most {
-		v = v[:most]
-	}
-	return strings.ToValidUTF8(string(v), "?"), err
 }
 
 // absent names the ranks that have not joined. If some joined without their rank, it lists the

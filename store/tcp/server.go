@@ -11,10 +11,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"net"
-	"os"
+	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +24,6 @@ import (
 	"github.com/c10d-go/c10d/internal/lag"
 	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/internal/strangers"
-	"github.com/c10d-go/c10d/internal/tcpsock"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -32,36 +33,30 @@ type ServerOptions struct {
 	// Limits bound each client's requests.
 	Limits Limits
 
+	// World is the number of the job's ranks. The limits grow with it. 0 means unknown.
+	World int
+
 	// MaxClients is the most connections at a time. One more closes another one, see "Who stays"
 	// in the package's documentation. A PyTorch client up to 2.0 has two connections. Later ones
 	// and a Store of this package have one. 0 means half of the process's limit of descriptors,
 	// at most 16384.
 	MaxClients int
 
-	// MaxPerAddress is the most connections from one address that are no ranks of the job. One
-	// more closes another one of them. An IPv6 address is its first 64 bits. 0 means three
-	// quarters of MaxClients.
-	MaxPerAddress int
-
 	// MaxMemory is the most bytes of keys, values, queues' names and queued elements, each
 	// counted with 128 more for its bookkeeping. A request that would go over it is refused.
 	// Ranks of the job may go a quarter over it. 0 means 1 GiB.
 	MaxMemory int64
 
-	// MaxHeld is the most bytes that the server holds for all clients that are no ranks. It
-	// counts incomplete requests, waits and unread replies. A client that would go over it is
-	// refused. 0 means 256 MiB. For each rank the limit is Limits.Message.
+	// MaxHeld is the most bytes that the server holds for all clients without a certificate or the
+	// token. It counts incomplete requests, waits, wills and unread replies. If there would be more,
+	// the server closes the connections for which it holds most. 0 means 4 MiB and one longest value
+	// (Limits.Value, at least 8 MiB) for each rank of World, for 2 ranks at least and 31 at most: 20
+	// to 252 MiB.
 	MaxHeld int64
 
-	// FirstByteTimeout is how long a client may be silent before its first byte. Afterwards it
-	// may be silent for ever. PyTorch clients up to 2.0 have a second connection that never
-	// speaks. The server keeps one silent connection of an address for each such client. 0 means
-	// 5 minutes.
-	FirstByteTimeout time.Duration
-
 	// OpeningTimeout limits a client's handshake after its first byte: the rest of VALIDATE, or
-	// in the old dialect the first request. With TLS or Token it begins with the connection and
-	// includes their handshakes. 0 means 30 s, enough for two lost packets and a first value of 8
+	// in the old dialect the first request. It also limits the handshakes of TLS and Token, from the
+	// begin of the connection. 0 means 30 s, enough for two lost packets and a first value of 8
 	// MiB at 3 Mbit/s.
 	OpeningTimeout time.Duration
 
@@ -103,11 +98,9 @@ type Server struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	door door
-	held atomic.Int64 // bytes, see MaxHeld
-
-	clearMu sync.Mutex
-	clear   map[int]bool // ranks that said they have no TLS
+	clients   *clients
+	strangers *strangers.List // with TLS or a token, until they have proved who they are
+	accepted  atomic.Int64
 }
 
 // Stats are a server's counters.
@@ -136,28 +129,26 @@ func Listen(ctx context.Context, addr string, opts ServerOptions) (*Server, erro
 		return nil, fmt.Errorf("tcp: %w", openfiles.Explain(err))
 	}
 	s := &Server{
-		ln:   ln,
-		opts: opts,
-		data: newData(opts.Limits, opts.MaxMemory),
-		door: newDoor(opts.MaxClients, opts.MaxPerAddress),
+		ln:        ln,
+		opts:      opts,
+		data:      newData(opts.Limits, opts.MaxMemory),
+		clients:   newClients(opts),
+		strangers: strangers.New(2 * opts.World),
 	}
 	s.data.self = greeting{rand.Uint64(), opts.Job}
-	s.data.maxHeld = opts.MaxHeld
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.wg.Go(s.accept)
 	return s, nil
 }
 
 func (o ServerOptions) withDefaults() ServerOptions {
-	const mostClients = 1 << 14
+	const mostClients, mostRanks = 1 << 14, 31
+	o.Limits = o.Limits.withDefaults()
 	o.MaxClients = cmp.Or(o.MaxClients, min(mostClients, descriptorLimit()/2))
-	o.MaxPerAddress = cmp.Or(o.MaxPerAddress, (3*o.MaxClients+3)/4)
 	o.MaxMemory = cmp.Or(o.MaxMemory, 1<<30)
-	o.MaxHeld = cmp.Or(o.MaxHeld, 256<<20)
-	o.FirstByteTimeout = cmp.Or(o.FirstByteTimeout, 5*time.Minute)
+	o.MaxHeld = cmp.Or(o.MaxHeld, 4<<20+int64(min(max(o.World, 2), mostRanks))*max(8<<20, int64(o.Limits.Value)))
 	o.OpeningTimeout = cmp.Or(o.OpeningTimeout, 30*time.Second)
 	o.RequestTimeout = cmp.Or(o.RequestTimeout, 2*time.Minute)
-	o.Limits = o.Limits.withDefaults()
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -169,8 +160,8 @@ func (o *ServerOptions) validate() error {
 		name string
 		n    int64
 	}{
-		{"MaxClients", int64(o.MaxClients)}, {"MaxPerAddress", int64(o.MaxPerAddress)}, {"MaxMemory", o.MaxMemory}, {"MaxHeld", o.MaxHeld},
-		{"FirstByteTimeout", int64(o.FirstByteTimeout)}, {"OpeningTimeout", int64(o.OpeningTimeout)}, {"RequestTimeout", int64(o.RequestTimeout)},
+		{"World", int64(o.World)}, {"MaxClients", int64(o.MaxClients)}, {"MaxMemory", o.MaxMemory}, {"MaxHeld", o.MaxHeld},
+		{"OpeningTimeout", int64(o.OpeningTimeout)}, {"RequestTimeout", int64(o.RequestTimeout)},
 	} {
 		if f.n < 0 {
 			return fmt.Errorf("%s is %d: it must not be negative", f.name, f.n)
@@ -200,7 +191,12 @@ func (s *Server) Close() error {
 	s.ln.Close()
 	late, cancel := lag.WithTimeout(context.Background(), lastReplies)
 	defer cancel()
-	for _, c := range s.door.close() {
+	s.clients.mu.Lock()
+	s.clients.closed = true
+	s.strangers.Close()
+	sessions := slices.Collect(maps.Keys(s.clients.sessions))
+	s.clients.mu.Unlock()
+	for _, c := range sessions {
 		s.wg.Go(func() {
 			stop := context.AfterFunc(late, func() { c.raw.Close() })
 			defer stop()
@@ -216,8 +212,10 @@ func (s *Server) Close() error {
 
 // Stats returns the current counters.
 func (s *Server) Stats() Stats {
-	st := s.door.stats()
-	d := s.data
+	t, d := s.clients, s.data
+	t.mu.Lock()
+	st := Stats{Clients: len(t.sessions) + s.strangers.Len(), Accepted: s.accepted.Load(), Refused: t.refused.Load()}
+	t.mu.Unlock()
 	d.mu.Lock()
 	st.Keys, st.Queues, st.Waiting, st.Bytes = len(d.keys), len(d.queues), len(d.waits), d.bytes
 	d.mu.Unlock()
@@ -229,7 +227,7 @@ func (s *Server) accept() {
 	pause := 5 * time.Millisecond
 	var pace strangers.Pace
 	for {
-		pace.Wait(s.door.stats().Refused)
+		pace.Wait(s.clients.refused.Load())
 		conn, err := s.ln.Accept()
 		if err != nil {
 			if s.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
@@ -237,7 +235,10 @@ func (s *Server) accept() {
 			}
 			// Probably no descriptors are left: new clients wait in the kernel's queue until one
 			// leaves.
-			s.opts.Logger.Error("tcp store: accept", "err", openfiles.Explain(err), "pause", pause, "closed", s.door.makeRoom())
+			s.clients.mu.Lock()
+			closed := s.clients.makeRoom()
+			s.clients.mu.Unlock()
+			s.opts.Logger.Error("tcp store: accept", "err", openfiles.Explain(err), "pause", pause, "closed", closed)
 			select {
 			case <-time.After(pause):
 			case <-s.ctx.Done():
@@ -247,14 +248,15 @@ func (s *Server) accept() {
 			continue
 		}
 		pause = 5 * time.Millisecond
+		s.accepted.Add(1)
 		c := &session{server: s, raw: conn, conn: conn}
-		c.peer.session = c
-		if err := s.door.enter(c); err != nil {
-			conn.Close()
-			s.opts.Logger.Info("tcp store: client refused", "client", conn.RemoteAddr(), "err", err)
-			continue
+		c.peer.session, c.req.room = c, c.room
+		if s.secured() {
+			s.strangers.Add(conn, s.opts.OpeningTimeout)
+		} else {
+			err = s.clients.enter(c, silent)
 		}
-		s.wg.Go(c.serve)
+		s.wg.Go(func() { c.serve(err) })
 	}
 }
 
@@ -267,13 +269,14 @@ type session struct {
 	peer   peer
 	wmu    sync.Mutex  // held by who writes
 	waking atomic.Bool // a goroutine is about to
-	place  doorPlace   // guarded by the door's lock
+	account
 
 	// Of the goroutine that reads.
-	begun   bool      // a part of a request has come
-	limited bool      // a read deadline is set
-	since   time.Time // when it was set
-	reading int64     // bytes of the request that have come, as counted in server.held
+	req     request
+	begun   bool  // a part of a request has come
+	limited bool  // a read deadline is set
+	came    int64 // bytes of the request
+	reading int64 // bytes counted for it
 }
 
 // buffered is the size of each connection's read buffer. A rendezvous request has about 100
@@ -287,14 +290,16 @@ const (
 // batch is how many bytes of replies are sent before the next request of the same client is read.
 const batch = 256 << 10
 
-func (c *session) serve() {
+// serve serves a client, if there was no err.
+func (c *session) serve(err error) {
 	log := c.server.opts.Logger.With("client", c.raw.RemoteAddr())
 	log.Debug("tcp store: client connected")
-	err := c.run()
+	if err == nil {
+		err = c.run()
+	}
 	c.raw.Close()
 	c.wake(c.server.data.leave(&c.peer))
-	c.read(0)
-	if put := c.server.door.leave(c, !gone(err)); put != nil {
+	if put := c.server.clients.leave(c, !gone(err)); put != nil {
 		err = put
 	} else if gone(err) {
 		log.Debug("tcp store: client left", "err", err)
@@ -311,32 +316,56 @@ func gone(err error) bool {
 		errors.As(err, &op) && !op.Timeout()
 }
 
+// secured reports whether clients have to prove who they are.
+func (s *Server) secured() bool { return s.opts.TLS != nil || s.opts.Token != "" }
+
+// prove does the handshakes of TLS and of the token.
+func (c *session) prove() error {
+	s := c.server
+	stop := context.AfterFunc(s.ctx, func() { c.raw.Close() })
+	defer stop()
+	begun := strangers.InHandshake(c.raw)
+	if s.opts.TLS != nil {
+		t := tls.Server(begun, s.opts.TLS)
+		if err := t.Handshake(); err != nil {
+			var plain tls.RecordHeaderError
+			if errors.As(err, &plain) {
+				c.noteClear()
+				c.alert()
+			}
+			return fmt.Errorf("TLS: %w", err)
+		}
+		c.conn = t
+	}
+	if s.opts.Token != "" {
+		if err := admit(c.conn, string(s.opts.Token)); err != nil {
+			if errors.Is(err, errSpeaksTLS) {
+				c.alert()
+			}
+			return err
+		}
+	}
+	begun.Proved()
+	return nil
+}
+
 func (c *session) run() error {
 	s := c.server
-	if s.opts.TLS != nil || s.opts.Token != "" {
-		c.conn.SetReadDeadline(time.Now().Add(s.opts.OpeningTimeout))
-		if s.opts.TLS != nil {
-			t := tls.Server(c.conn, s.opts.TLS)
-			if err := t.HandshakeContext(s.ctx); err != nil {
-				var plain tls.RecordHeaderError
-				if errors.As(err, &plain) {
-					c.noteClear(c.alert())
-				}
-				return fmt.Errorf("TLS: %w", err)
-			}
-			c.conn = t
+	if s.secured() {
+		err := c.prove()
+		if !s.strangers.Remove(c.raw) && s.ctx.Err() == nil {
+			err = errMadeRoom
 		}
-		if s.opts.Token != "" {
-			if err := admit(c.conn, string(s.opts.Token)); err != nil {
-				if errors.Is(err, errSpeaksTLS) {
-					c.alert()
-				}
-				return err
-			}
+		if err != nil {
+			return err
 		}
-		c.conn.SetReadDeadline(time.Time{})
+		c.raw.SetDeadline(time.Time{})
+		as := silent
 		if s.opts.Token != "" || s.opts.TLS.ClientAuth == tls.RequireAndVerifyClientCert {
-			s.door.joined(c)
+			as = proved
+		}
+		if err := s.clients.enter(c, as); err != nil {
+			return err
 		}
 	}
 	// Replies are sent before the next read from the socket, so replies to requests that arrived
@@ -347,7 +376,7 @@ func (c *session) run() error {
 		return err
 	}
 	if c.peer.dialect == store.DialectV2 {
-		s.door.spoke(c)
+		s.clients.rise(c, guest)
 	}
 	err := c.requests(r, src)
 	c.flush()
@@ -358,95 +387,73 @@ func (c *session) run() error {
 type flushed struct {
 	c     *session
 	whole bool // the last read filled the buffer
-	few   bool // the last read brought a few bytes only
 }
 
-// A client that is no rank, and sends a request in a few bytes at a time for longer than dripAfter, is read
-// every dripPause. The kernel wakes nobody for its bytes in between, unless there are dripMost.
+// An incomplete request counts the bytes that have come, the buffer for the next ones, and perPart for each key
+// and value. A read counts at least leastRead, or lateRead if it had to wait for longer than late. So those who
+// send a request in pieces make the server wake seldom: soon they hold most.
 const (
-	dripAfter = time.Second
-	dripPause = 5 * time.Second
-	dripBytes = 16
-	dripMost  = 16 << 10
+	perPart   = 64
+	leastRead = 512
+	lateRead  = 16 << 10
+	late      = 250 * time.Millisecond
 )
 
-// drips waits if the client sends its request too slowly.
-func (f *flushed) drips() {
-	c := f.c
-	if !f.few || c.peer.member.Load() || time.Since(c.since) < dripAfter {
-		return
-	}
-	if raw, ok := c.raw.(*net.TCPConn); ok { // if it fails, each byte costs a poll
-		tcpsock.WakeAt(raw, dripMost)
-		defer tcpsock.WakeAt(raw, 1)
-	}
-	t := time.NewTimer(dripPause)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-c.server.ctx.Done():
-	}
-}
-
 func (f *flushed) Read(b []byte) (int, error) {
-	if err := f.c.flush(); err != nil {
+	c := f.c
+	if err := c.flush(); err != nil {
 		return 0, err
 	}
-	switch {
-	case f.c.begun && !f.c.limited:
-		f.c.limit(f.c.server.opts.RequestTimeout)
-	case f.c.limited:
-		f.drips()
+	least, begun := leastRead, time.Time{}
+	if c.begun {
+		if begun = time.Now(); !c.limited {
+			c.limit(c.server.opts.RequestTimeout)
+		}
+		c.room(len(b))
 	}
-	n, err := f.c.conn.Read(b)
-	f.whole, f.few = n == len(b), n < dripBytes
-	if err == nil && f.c.begun {
-		err = f.c.read(f.c.reading + int64(n))
+	n, err := c.conn.Read(b)
+	if c.begun && time.Since(begun) > late {
+		least = lateRead
 	}
+	f.whole = n == len(b)
+	c.came += int64(max(n, least))
 	return n, err
 }
 
-// limit sets a deadline for reads until unlimit.
+// room counts a request that is not whole, with a buffer for n more bytes.
+func (c *session) room(n int) error {
+	now := c.came + int64(n+perPart*(len(c.req.keys)+len(c.req.vals)))
+	c.hold(now - c.reading)
+	if t := c.server.clients; t.held.Load() > t.maxHeld/2 {
+		runtime.Gosched() // those that were closed free their memory
+	}
+	if c.reading = now; c.peer.standing.Load() == outside {
+		return net.ErrClosed
+	}
+	return nil
+}
+
+// limit sets a deadline for reads until whole.
 func (c *session) limit(d time.Duration) {
-	c.limited, c.since = true, time.Now()
+	c.limited = true
 	c.conn.SetReadDeadline(time.Now().Add(d))
 }
 
-func (c *session) unlimit() {
+// whole notes that a request has come whole.
+func (c *session) whole() {
+	c.hold(-c.reading)
+	c.begun, c.came, c.reading = false, 0, 0
 	if c.limited {
 		c.limited = false
 		c.conn.SetReadDeadline(time.Time{})
 	}
 }
 
-// read notes how many bytes of a request have come.
-func (c *session) read(n int64) error {
-	if n == c.reading {
-		return nil
-	}
-	held, err := c.hold(n - c.reading)
-	c.reading += held
-	return err
-}
-
-// hold counts n bytes that the server holds for a client, unless that is a rank, and returns the
-// number counted. Over the limit it returns an error, for which the connection must end.
-func (c *session) hold(n int64) (int64, error) {
-	if c.peer.member.Load() && n > 0 {
-		return 0, nil
-	}
-	s := c.server
-	if held := s.held.Add(n); n > 0 && held > s.opts.MaxHeld {
-		return n, fmt.Errorf("the server holds %d bytes under way for clients that are no ranks, the limit is %d: %w", held, s.opts.MaxHeld, store.ErrTooLarge)
-	}
-	return n, nil
-}
-
 // requests carries out the client's requests until its connection ends.
 func (c *session) requests(r *bufio.Reader, src *flushed) error {
-	s := c.server
-	req := new(request)
+	s, req := c.server, &c.req
 	for first := true; ; first = false {
+		req.reset()
 		if src.whole && r.Buffered() == 0 && r.Size() < busy {
 			r = bufio.NewReaderSize(src, busy)
 		}
@@ -473,12 +480,10 @@ func (c *session) requests(r *bufio.Reader, src *flushed) error {
 		if c.peer.dialect == native && uint64(size) != 4+uint64(req.size()) {
 			return malformedf("%v in a frame of %d bytes", req.query, size)
 		}
-		c.begun = false
-		c.unlimit()
-		c.read(0)
-		s.door.active(c)
+		c.whole()
+		c.last.Store(s.clients.clock.Load())
 		if first {
-			s.door.spoke(c)
+			s.clients.rise(c, guest)
 			if c.offered(req) {
 				c.peer.dialect = native
 				req.num ^= accept
@@ -498,7 +503,7 @@ func (c *session) requests(r *bufio.Reader, src *flushed) error {
 			return err
 		}
 		if c.joins(req) {
-			s.door.joined(c)
+			s.clients.rise(c, claimed)
 		}
 		if c.peer.out.full(batch) {
 			if err := c.flush(); err != nil {
@@ -509,29 +514,19 @@ func (c *session) requests(r *bufio.Reader, src *flushed) error {
 }
 
 // alert tells a client that only one side speaks TLS. It then reads the client's bytes: otherwise
-// closing would reset the connection and lose the alert. It returns the first of them.
-func (c *session) alert() []byte {
+// closing would reset the connection and lose the alert.
+func (c *session) alert() {
 	io.WriteString(c.raw, alert)
 	if w, ok := c.raw.(*net.TCPConn); ok {
 		w.CloseWrite()
 	}
 	c.raw.SetReadDeadline(time.Now().Add(time.Second))
-	first, _ := io.ReadAll(io.LimitReader(c.raw, readClear))
 	io.Copy(io.Discard, io.LimitReader(c.raw, 64<<10))
-	return first
 }
 
 // open detects the client's dialect and reads VALIDATE.
 func (c *session) open(r *bufio.Reader) error {
-	c.limit(c.server.opts.FirstByteTimeout)
 	first, err := r.Peek(1)
-	for errors.Is(err, os.ErrDeadlineExceeded) {
-		if !c.server.door.isSecond(c) {
-			return fmt.Errorf("sent nothing within %v", c.server.opts.FirstByteTimeout)
-		}
-		c.limit(c.server.opts.FirstByteTimeout)
-		first, err = r.Peek(1)
-	}
 	if err != nil {
 		return err
 	}
@@ -555,9 +550,7 @@ func (c *session) open(r *bufio.Reader) error {
 		if bytes.Equal(b, opening) {
 			r.Discard(len(opening))
 			c.peer.dialect = store.DialectV2
-			c.begun = false
-			c.unlimit()
-			c.read(0)
+			c.whole()
 		}
 	}
 	if c.peer.dialect == store.DialectV1 && c.server.opts.NoV1 {
@@ -566,7 +559,7 @@ func (c *session) open(r *bufio.Reader) error {
 	return nil
 }
 
-// joins reports whether req, which was carried out, makes its client a rank of the job.
+// joins reports whether req, which was carried out, says that its client is a rank of the job.
 func (c *session) joins(req *request) bool {
 	switch req.query {
 	case qAdd:
@@ -591,17 +584,16 @@ func (c *session) flush() error {
 // have been sent.
 func (c *session) send() error {
 	for {
-		head, tail, size, held := c.peer.out.take()
-		var counted int64
-		var err error
+		head, tail, size, counted, held := c.peer.out.take()
 		if size > copied {
-			counted, err = c.hold(int64(size))
+			c.hold(int64(size - counted))
+			counted = size
 		}
 		if size > 0 {
 			c.conn.SetWriteDeadline(time.Now().Add(c.server.opts.RequestTimeout))
 		}
+		var err error
 		switch {
-		case err != nil:
 		case head != nil:
 			if tail != nil {
 				head = append(head, tail.b)
@@ -611,9 +603,7 @@ func (c *session) send() error {
 			_, err = c.conn.Write(tail.b)
 		}
 		tail.free()
-		if counted > 0 {
-			c.hold(-counted)
-		}
+		c.hold(-int64(counted))
 		if err != nil {
 			c.raw.Close()
 			return err
@@ -644,11 +634,8 @@ func (c *session) list(id uint32) error {
 		return err
 	}
 	const header = 16 // of a string
-	held, err := c.hold(int64(header * len(keys)))
-	defer func() { c.hold(-held) }()
-	if err != nil {
-		return err
-	}
+	c.hold(int64(header * len(keys)))
+	defer c.hold(-int64(header * len(keys)))
 	piece := make([]byte, 0, listPiece)
 	if c.peer.dialect == native {
 		piece = binary.LittleEndian.AppendUint32(piece, uint32(frameHead+8+size))
@@ -685,7 +672,12 @@ const listPiece = 64 << 10
 // own goroutine reads another request, its output is bounded by the keys that it waited for.
 func (c *session) wake(peers []*peer) {
 	for _, p := range peers {
-		if o := p.session; o != c && o.waking.CompareAndSwap(false, true) {
+		o := p.session
+		if o == c {
+			continue
+		}
+		o.hold(p.out.uncounted())
+		if o.waking.CompareAndSwap(false, true) {
 			c.server.wg.Go(func() {
 				o.waking.Store(false)
 				o.flush()

@@ -351,9 +351,8 @@ func TestServerOptions(t *testing.T) {
 		"memory":  {MaxMemory: -1},
 		"timeout": {OpeningTimeout: -1},
 		"limit":   {Limits: Limits{Keys: -1}},
-		"address": {MaxPerAddress: -1},
+		"world":   {World: -1},
 		"held":    {MaxHeld: -1},
-		"silence": {FirstByteTimeout: -1},
 		"request": {RequestTimeout: -1},
 	} {
 		_, err := Listen(t.Context(), local, o)
@@ -693,17 +692,17 @@ func TestCloseAwaitsWriter(t *testing.T) {
 	woken, err := d.do(new(peer), 0, keyed(qSet, "k", []byte("v")))
 	require.NoError(t, err)
 	require.Equal(t, []*peer{p}, woken)
-	head, tail, _, _ := p.out.take()
+	head, tail, _, _, _ := p.out.take()
 	require.Empty(t, head)
 	closed := make(chan struct{})
 	go func() {
 		server.Close()
 		close(closed)
 	}()
-	for door := &server.door; ; time.Sleep(time.Millisecond) {
-		door.mu.Lock()
-		over := door.closed
-		door.mu.Unlock()
+	for t := server.clients; ; time.Sleep(time.Millisecond) {
+		t.mu.Lock()
+		over := t.closed
+		t.mu.Unlock()
 		if over {
 			break
 		}

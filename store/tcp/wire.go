@@ -104,6 +104,8 @@ type request struct {
 	keys  []string
 	vals  [][]byte // form.vals of them for each key
 	num   int64
+
+	room func(n int) error // asked before n bytes are allocated for more of a message; nil allows all
 }
 
 // append adds the bytes of r to b.
@@ -150,8 +152,9 @@ type Limits struct {
 	Keys int
 
 	// Message limits the bytes of one request and of one reply. It also limits those of the keys
-	// that one connection waits for, and of a value that grew by Append. It bounds the memory
-	// that one connection can make the server use. 0 means 64 MiB: eight of the largest values.
+	// that one connection waits for, and of a value that grew by Append. A client without a
+	// certificate or token is also limited by ServerOptions.MaxHeld, which may be less. 0 means 64
+	// MiB: eight of the largest values.
 	Message int
 }
 
@@ -341,7 +344,7 @@ func (req *request) read(r *bufio.Reader, l Limits) error {
 		if n <= r.Size() {
 			key, err = r.Peek(n)
 		} else {
-			key, err = readBytes(r, n)
+			key, err = readBytes(r, n, req.room)
 		}
 		if err != nil {
 			return err
@@ -354,7 +357,7 @@ func (req *request) read(r *bufio.Reader, l Limits) error {
 			if n, err = length("value", l.Value); err != nil {
 				return err
 			}
-			v, err := readBytes(r, n)
+			v, err := readBytes(r, n, req.room)
 			if err != nil {
 				return err
 			}
@@ -378,24 +381,33 @@ func (req *request) read(r *bufio.Reader, l Limits) error {
 // arrive. Each further piece makes the whole four times as large.
 const readPiece = 4 << 10
 
+// wholePiece is how much of a key or value has to come before a server allocates the whole, if there is room.
+const wholePiece = 64 << 10
+
 // keptBuffer is the largest buffer of requests that a client keeps for the next ones.
 const keptBuffer = 64 << 10
 
-// readBytes reads n bytes into a slice that grows as they arrive.
-func readBytes(r io.Reader, n int) ([]byte, error) {
+// readBytes reads n bytes into a slice that grows as they arrive. A server asks for room first.
+func readBytes(r io.Reader, n int, room func(n int) error) ([]byte, error) {
 	b := make([]byte, min(n, readPiece))
 	for got := 0; ; {
 		m, err := io.ReadFull(r, b[got:])
 		if err != nil {
-			if err == io.EOF {
-				err = io.ErrUnexpectedEOF
-			}
-			return nil, err
+			return nil, cut(err)
 		}
 		if got += m; got == n {
 			return b, nil
 		}
-		grown := make([]byte, min(n, 4*got))
+		size := min(n, 4*got)
+		if room != nil {
+			if got >= wholePiece {
+				size = n
+			}
+			if err := room(size - got); err != nil {
+				return nil, err
+			}
+		}
+		grown := make([]byte, size)
 		copy(grown, b)
 		b = grown
 	}
@@ -441,7 +453,7 @@ func readBlob(r *bufio.Reader, left int64) ([]byte, error) {
 	if n < 0 || n > left-8 || int64(int(n)) != n {
 		return nil, tooLong(n, left-8)
 	}
-	return readBytes(r, int(n))
+	return readBytes(r, int(n), nil)
 }
 
 func tooLong(n, left int64) error {

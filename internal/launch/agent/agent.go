@@ -479,7 +479,7 @@ func (a *agent) meet(ctx context.Context) error {
 			if err == nil {
 				_, err = self.other(n, v)
 			} else {
-				err = fmt.Errorf("waiting for node %d of %d%s: %w", n, a.Nodes, a.refused(n), err)
+				err = fmt.Errorf("waiting for node %d of %d%s: %w", n, a.Nodes, a.refused(), err)
 			}
 			if err != nil {
 				return err
@@ -583,19 +583,19 @@ func (a *agent) there(ctx context.Context, key string) (bool, error) {
 	return !gone, err
 }
 
-// refused says whether the agents' store has refused a node that has no TLS.
-func (a *agent) refused(node int) string {
+// refused says whether the agents' store has refused a process that has no TLS.
+func (a *agent) refused() string {
 	st, ok := a.nodes.(*tcp.Store)
 	if !ok {
 		return ""
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	from, ok, err := st.Refused(ctx, node)
+	from, ok, err := st.Refused(ctx)
 	if err != nil || !ok {
 		return ""
 	}
-	return fmt.Sprintf(" (an agent at %s that says it is this node has no TLS, and was refused)", from)
+	return fmt.Sprintf(" (a process at %s without TLS was refused, and may be this node)", from)
 }
 
 // untilSignal returns a context that the first signal ends, until stop is called.

@@ -166,7 +166,7 @@ func (t *attempt) rankStore(ctx context.Context, pause time.Duration) (addr stri
 		port = t.MasterPort
 	}
 	listen := launch.ListenAddr(net.JoinHostPort(t.MasterAddr, strconv.Itoa(port)))
-	server, err := tcp.Listen(ctx, listen, tcp.ServerOptions{TLS: t.tls, Token: t.token, Job: t.jobName()})
+	server, err := tcp.Listen(ctx, listen, tcp.ServerOptions{World: max(t.size, t.Most), TLS: t.tls, Token: t.token, Job: t.jobName()})
 	if err != nil {
 		return "", nil, err
 	}

@@ -1,0 +1,282 @@
+package tcp
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/c10d-go/c10d/internal/strangers"
+	"github.com/c10d-go/c10d/store"
+)
+
+// Standings: what a server knows of a client. Those of a lower standing make room first.
+const (
+	outside int32 = iota // not in the table
+	silent               // has not sent a whole message
+	guest                // has sent one
+	claimed              // says that it is a rank: has counted itself, or named the job
+	proved               // has a certificate or the token, or is the process that hosts the server
+	standings
+)
+
+// clients is the account of a server's connections and of the bytes that it holds for them. See "Who stays"
+// in the package's documentation.
+type clients struct {
+	most    [standings]int // the limits of silent and of claimed ones
+	total   int
+	maxHeld int64
+
+	clock   atomic.Int64 // counts connections; the time by which clients are silent
+	held    atomic.Int64 // the sum of account.held
+	refused atomic.Int64
+
+	mu        sync.Mutex
+	closed    bool
+	sessions  map[*session]struct{}
+	in        [standings]int                 // how many there are; for outside, minus the number of all
+	addresses map[netip.Addr]*[standings]int // the same for each address that has any
+	old       map[*session]*session          // clients of PyTorch up to 2.0, and their second connections; see pair
+}
+
+// account is a connection's part of clients.
+type account struct {
+	last atomic.Int64 // clients.clock when its last request came
+	held atomic.Int64 // bytes, see ServerOptions.MaxHeld
+
+	// Guarded by clients.mu.
+	from  netip.Addr
+	at    *[standings]int // in clients.addresses
+	spoke bool            // has sent a whole message
+	put   error           // why the server has closed it
+}
+
+var (
+	errMadeRoom = errors.New("closed to make room for another client, as the connection that was silent longest")
+	errFull     = errors.New("too many clients, and all are ranks of the job: raise ServerOptions.MaxClients or the limit of descriptors")
+	errClosing  = errors.New("the server is ending")
+)
+
+// perRank is how many connections of each rank are believed to be one: those of its groups and its launcher.
+const perRank = 8
+
+func newClients(o ServerOptions) *clients {
+	t := &clients{total: o.MaxClients, maxHeld: o.MaxHeld, sessions: make(map[*session]struct{}), addresses: make(map[netip.Addr]*[standings]int), old: make(map[*session]*session)}
+	t.most[claimed] = o.MaxClients / 2
+	if o.World > 0 {
+		t.most[claimed] = min(perRank*o.World, t.most[claimed])
+	}
+	t.most[silent] = strangers.Limit(t.most[claimed])
+	return t
+}
+
+// addressOf returns what counts as one address: with IPv6 a network of 64 bits.
+func addressOf(a net.Addr) netip.Addr {
+	t, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	ip := t.AddrPort().Addr().Unmap().WithZone("")
+	if ip.Is6() {
+		p, _ := ip.Prefix(64)
+		return p.Addr()
+	}
+	return ip
+}
+
+// enter admits a connection, and closes another one if there is no room.
+func (t *clients) enter(c *session, as int32) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return errClosing
+	}
+	full := len(t.sessions) >= t.total
+	if (full || as == silent && t.in[silent] >= t.most[silent]) && !t.makeRoom() {
+		return errFull
+	}
+	c.from = addressOf(c.raw.RemoteAddr())
+	if c.at = t.addresses[c.from]; c.at == nil {
+		c.at = new([standings]int)
+		t.addresses[c.from] = c.at
+	}
+	c.last.Store(t.clock.Add(1))
+	t.sessions[c] = struct{}{}
+	t.move(c, as)
+	return nil
+}
+
+// move changes a standing. Too many claims are not believed. t.mu is held.
+func (t *clients) move(c *session, to int32) {
+	if to == claimed && t.in[claimed] >= t.most[claimed] {
+		to = guest
+	}
+	is := c.peer.standing.Swap(to)
+	t.in[is]--
+	t.in[to]++
+	c.at[is]--
+	c.at[to]++
+	if to != outside {
+		return
+	}
+	delete(t.sessions, c)
+	delete(t.old, c)
+	t.held.Add(-c.held.Swap(0))
+	if c.at[outside] == 0 {
+		delete(t.addresses, c.from)
+	}
+}
+
+// rise notes that a client has said something, and so has this standing or a higher one.
+func (t *clients) rise(c *session, to int32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	is := c.peer.standing.Load()
+	if is == outside {
+		return
+	}
+	c.spoke = true
+	if is < to {
+		t.move(c, to)
+	}
+	if _, in := t.old[c]; !in && c.peer.dialect == store.DialectV1 {
+		t.old[c] = nil
+	}
+}
+
+// own notes that the process that hosts the server has the connection from an address and a port.
+func (t *clients) own(remote net.Addr) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for c := range t.sessions {
+		if c.raw.RemoteAddr().String() == remote.String() {
+			t.move(c, proved)
+		}
+	}
+}
+
+// leave removes a connection that has ended, refused or not. It returns why, if the server has closed it.
+func (t *clients) leave(c *session, refused bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c.peer.standing.Load() != outside {
+		t.move(c, outside)
+	}
+	if refused && c.put == nil && !t.closed {
+		t.refused.Add(1)
+	}
+	return c.put
+}
+
+// makeRoom closes a connection, and reports whether it could. t.mu is held.
+func (t *clients) makeRoom() bool {
+	t.pair()
+	c := t.first(func(c *session) bool { return c.peer.standing.Load() < claimed })
+	if c != nil {
+		t.evict(c, errMadeRoom)
+	}
+	return c != nil
+}
+
+// pair gives the second connections of PyTorch's clients up to 2.0 the standing of the first ones. They never
+// speak: each is taken to be the oldest silent one from the address of its first. t.mu is held.
+func (t *clients) pair() {
+	for c, second := range t.old {
+		if second == nil || second.spoke || second.peer.standing.Load() == outside {
+			if c.at[silent] == 0 {
+				continue
+			}
+			second = t.first(func(o *session) bool { return o.at == c.at && o.peer.standing.Load() == silent })
+			t.old[c] = second
+		}
+		if is := c.peer.standing.Load(); is != second.peer.standing.Load() {
+			t.move(second, is)
+		}
+	}
+}
+
+// first returns the connection that goes first of those that may: a silent one before a guest, from the
+// address with the most of them, the one that has sent nothing for longest. t.mu is held.
+func (t *clients) first(may func(*session) bool) (first *session) {
+	var best [3]int64
+	for c := range t.sessions {
+		if is := c.peer.standing.Load(); may(c) {
+			order := [3]int64{int64(is), -int64(c.at[is]), c.last.Load()}
+			if first == nil || slices.Compare(order[:], best[:]) < 0 {
+				first, best = c, order
+			}
+		}
+	}
+	return first
+}
+
+// evict closes c. t.mu is held.
+func (t *clients) evict(c *session, why error) {
+	t.refused.Add(1)
+	t.move(c, outside)
+	c.put = why
+	c.raw.Close()
+}
+
+// hold counts n more bytes that the server holds for c, or fewer. If there are too many for all, some
+// connections are closed, maybe this one.
+func (c *session) hold(n int64) {
+	if c == nil || n == 0 {
+		return
+	}
+	if is := c.peer.standing.Load(); is == outside || is == proved {
+		return
+	}
+	t := c.server.clients
+	c.held.Add(n)
+	all := t.held.Add(n)
+	if c.peer.standing.Load() == outside {
+		t.held.Add(-c.held.Swap(0))
+	} else if all > t.maxHeld && n > 0 {
+		t.relieve(c)
+	}
+}
+
+// relieve closes connections if the server holds more than maxHeld, until a 64th is free: those for which it holds
+// most, and only guests while guests have more than half. Of equal ones the one that asks goes first.
+func (t *clients) relieve(asks *session) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.held.Load() <= t.maxHeld {
+		return
+	}
+	type holder struct {
+		*session
+		n int64
+	}
+	var all []holder
+	var guests int64
+	for c := range t.sessions {
+		if n := c.held.Load(); n > 0 {
+			if c.peer.standing.Load() < claimed {
+				guests += n
+			}
+			if c == asks {
+				n++
+			}
+			all = append(all, holder{c, n})
+		}
+	}
+	slices.SortFunc(all, func(a, b holder) int { return cmp.Compare(b.n, a.n) })
+	for _, c := range all {
+		held, isGuest := t.held.Load(), c.peer.standing.Load() < claimed
+		switch {
+		case held <= t.maxHeld-t.maxHeld/64:
+			return
+		case isGuest:
+			guests -= c.n
+		case guests > t.maxHeld/2:
+			continue
+		}
+		t.evict(c.session, fmt.Errorf("the server holds %d bytes for its clients, %d of them for this one; ServerOptions.MaxHeld is %d: %w", held, c.n, t.maxHeld, store.ErrTooLarge))
+	}
+}

@@ -96,11 +96,16 @@ func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := strangers.New(0)
 		defer l.Close()
-		// accept takes 64 connections, of which so many are refused, and returns how long that took.
-		accept := func(refused int) time.Duration {
+		// accept takes 64 connections, of which so many are refused, and returns how long that took, and in
+		// how many pauses.
+		accept := func(refused int) (took time.Duration, pauses int) {
 			begun := time.Now()
 			for i := range 64 {
+				before := time.Now()
 				l.Pace()
+				if time.Since(before) > 0 {
+					pauses++
+				}
 				near, far := net.Pipe()
 				far.Close()
 				require.True(t, l.Add(near, patience))
@@ -111,13 +116,12 @@ func TestPace(t *testing.T) {
 					near.Close()
 				}
 			}
-			return time.Since(begun)
+			return time.Since(begun), pauses
 		}
-		require.Zero(t, accept(0))
-		require.Zero(t, accept(32))
-		accept(64)
-		require.GreaterOrEqual(t, accept(64), 10*time.Millisecond)
-		accept(0)
-		require.Zero(t, accept(0))
+		for _, c := range []struct{ refused, pauses int }{{0, 0}, {32, 0}, {64, 1}, {64, 8}, {0, 7}, {0, 0}} {
+			took, pauses := accept(c.refused)
+			require.Equal(t, c.pauses, pauses, "%+v", c)
+			require.Equal(t, time.Duration(pauses)*1600*time.Microsecond, took)
+		}
 	})
 }

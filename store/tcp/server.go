@@ -38,8 +38,8 @@ type ServerOptions struct {
 
 	// MaxClients is the most connections at a time. One more closes another one, see "Who stays"
 	// in the package's documentation. A PyTorch client up to 2.0 has two connections. Later ones
-	// and a Store of this package have one. 0 means half of the process's limit of descriptors,
-	// at most 16384.
+	// and a Store of this package have one. 0 means 1024 and 32 for each rank of World, or 16384 if
+	// that is unknown, and half of the process's limit of descriptors at most.
 	MaxClients int
 
 	// MaxMemory is the most bytes of keys, values, queues' names and queued elements, each
@@ -142,7 +142,11 @@ func Listen(ctx context.Context, addr string, opts ServerOptions) (*Server, erro
 }
 
 func (o ServerOptions) withDefaults() ServerOptions {
-	const mostClients, mostRanks = 1 << 14, 31
+	const mostRanks = 31
+	mostClients := 1 << 14
+	if o.World > 0 {
+		mostClients = 1<<10 + 32*o.World
+	}
 	o.Limits = o.Limits.withDefaults()
 	o.MaxClients = cmp.Or(o.MaxClients, min(mostClients, descriptorLimit()/2))
 	o.MaxMemory = cmp.Or(o.MaxMemory, 1<<30)

@@ -15,14 +15,21 @@ import (
 // MkdirAll makes a directory that only this user can use, and its parents, if they do not exist. A path that leads
 // through a link of another user is refused.
 func MkdirAll(dir string) error {
-	for path := filepath.Clean(dir); ; path = filepath.Dir(path) {
-		if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSymlink != 0 && Foreign(info) {
-			return fmt.Errorf("%s is a link that another user has made: choose a directory of your own", path)
-		}
-		if path == filepath.Dir(path) {
-			return os.MkdirAll(dir, 0o700)
-		}
+	_, err := follow(dir, noForeignLink)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = os.MkdirAll(dir, 0o700)
 	}
+	if err == nil {
+		_, err = follow(dir, noForeignLink) // that another user has made meanwhile
+	}
+	return err
+}
+
+func noForeignLink(path string, info fs.FileInfo, _ bool) error {
+	if info.Mode()&fs.ModeSymlink != 0 && Foreign(info) {
+		return fmt.Errorf("%s is a link that another user has made: choose a directory of your own", path)
+	}
+	return nil
 }
 
 // Create makes a file to append to. It fails if there is one.

@@ -107,6 +107,13 @@ func TestMkdirAll(t *testing.T) {
 		require.EqualError(t, MkdirAll(path), link+" is a link that another user has made: choose a directory of your own")
 	}
 	require.NoFileExists(t, filepath.Join(dir, "a/c"))
+	require.ErrorContains(t, MkdirAll(link+"/../c"), "/link is a link that another user has made")
+	require.NoFileExists(t, filepath.Join(dir, "c"))
+	require.NoError(t, os.Symlink("link/b", filepath.Join(dir, "own")))
+	require.ErrorContains(t, MkdirAll(filepath.Join(dir, "own/c")), "/link is a link that another user has made", "behind an own link")
+	t.Chdir(dir)
+	require.NoError(t, MkdirAll("d/../a/c"))
+	require.EqualError(t, MkdirAll("own"), "link is a link that another user has made: choose a directory of your own")
 }
 
 // TestListen: there is no moment in which another user can connect.

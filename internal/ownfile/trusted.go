@@ -8,6 +8,9 @@ import (
 	"os"
 )
 
+// maxTrusted is the most bytes of a file. The authorities of a whole system have 250 KB.
+const maxTrusted = 1 << 20
+
 // ReadTrusted returns the bytes of a regular file that no other user could have put there and none can
 // change, and what the bytes belong to. Root is trusted, since it can do everything. The rule is that
 // of sshd's StrictModes:
@@ -29,23 +32,26 @@ func ReadTrusted(path string, secret bool) ([]byte, os.FileInfo, error) {
 	}
 	defer file.Close()
 	if secret && opened.Mode().Perm()&0o007 != 0 && hasModes {
-		return nil, nil, fmt.Errorf("%s can be read by every user: chmod 600", path)
+		return nil, nil, fmt.Errorf("%s can be read by every user: chmod 600, or set defaultMode: 0440 of a Kubernetes volume", path)
 	}
-	named, err := follow(path)
+	named, err := trusted(path)
 	if err != nil {
 		return nil, nil, err
 	}
 	if !os.SameFile(opened, named) {
 		return nil, nil, fmt.Errorf("%s was replaced while it was read", path)
 	}
-	text, err := io.ReadAll(file)
+	text, err := io.ReadAll(io.LimitReader(file, maxTrusted+1))
+	if err == nil && len(text) > maxTrusted {
+		err = fmt.Errorf("%s has more than %d bytes, and is no key, certificate, secret or token", path, maxTrusted)
+	}
 	return text, opened, err
 }
 
 // CheckTrusted returns an error if another user could change the file or directory that path names, or
 // could make files in that directory. What does not exist is checked as far as it does.
 func CheckTrusted(path string) error {
-	_, err := follow(path)
+	_, err := trusted(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

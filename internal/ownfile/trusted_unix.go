@@ -13,18 +13,27 @@ import (
 
 const maxLinks = 40 // as in Linux
 
-// follow returns what path names. It goes there as the kernel does, and checks each step.
-func follow(path string) (os.FileInfo, error) {
-	rest := path
+// trusted returns what path names if no other user could change it.
+func trusted(path string) (os.FileInfo, error) {
 	if !filepath.IsAbs(path) {
 		dir, err := os.Getwd()
 		if err != nil {
 			return nil, err
 		}
-		rest = dir + "/" + path // not cleaned: the directory before ".." may be a link
+		path = dir + "/" + path // not cleaned: the directory before ".." may be a link
+	}
+	return follow(path, check)
+}
+
+// follow returns what path names. It goes there as the kernel does, and checks each step. A check learns
+// whether its step is only on the way.
+func follow(path string, check func(at string, info os.FileInfo, onTheWay bool) error) (os.FileInfo, error) {
+	at, rest := ".", path
+	if filepath.IsAbs(path) {
+		at = "/"
 	}
 	links := 0
-	for at := "/"; ; {
+	for {
 		rest = strings.TrimLeft(rest, "/")
 		info, err := os.Lstat(at)
 		if err == nil {
@@ -63,7 +72,7 @@ func check(path string, info os.FileInfo, onTheWay bool) error {
 	s := info.Sys().(*syscall.Stat_t)
 	switch {
 	case Foreign(info) && (mode.IsRegular() || mapped(int(s.Uid))):
-		return fmt.Errorf("%s belongs to another user (uid %d), who could change it: it must be this user's (uid %d) or root's", path, s.Uid, os.Geteuid())
+		return fmt.Errorf("%s belongs to another user (uid %d), who could change it: it must be this user's (uid %d) or root's, so chown it, or run as its owner", path, s.Uid, os.Geteuid())
 	case mode&fs.ModeSymlink != 0 || onTheWay && mode&fs.ModeSticky != 0:
 		return nil
 	case mode.Perm()&0o002 != 0:

@@ -134,10 +134,7 @@ func (b *Backend) deviceOf(t *tensor.Tensor) int {
 	if t.Device().Type == tensor.CUDA {
 		return t.Device().Index
 	}
-	if b.g.Driver == nil || b.g.Driver.Count() == 0 {
-		return 0
-	}
-	return b.g.Rank % b.g.Driver.Count()
+	return b.g.OwnDevice()
 }
 
 // between returns nil if a collective goes through the clusters, else why it does not. The answer is the

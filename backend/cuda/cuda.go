@@ -306,7 +306,7 @@ func (b *Backend) prepare(ctx context.Context) error {
 		// Not in an operation, when streams may wait for a word.
 		names := []string{kernels.Pack, kernels.Unpack, kernels.Exchange}
 		kernels.EachCast(func(_, _ tensor.DType, name string) { names = append(names, name) })
-		if n := g.Driver.Count(); b.direct.Can() == nil && (n == 1 || n >= g.Size) {
+		if b.direct.Can() == nil && (g.Driver.Count() == 1 || g.Devices >= g.Size) {
 			names = kernels.Names()
 			directway.Keep(g.Driver, g.Size) // else ranks share devices, most likely
 		} else if b.clusters != nil {

@@ -40,6 +40,16 @@ func SetHostIdentity(f func() [32]byte) func() {
 	return func() { group.HostIdentity = old }
 }
 
+// SetVisibleDevices changes what tells which devices a process has, until the function that it returns is called.
+func SetVisibleDevices(f func() string) func() {
+	old := group.VisibleDevices
+	group.VisibleDevices = f
+	return func() { group.VisibleDevices = old }
+}
+
+// OwnDevice returns the device for a rank that has shown none.
+func (b *Backend) OwnDevice() int { return b.g.OwnDevice() }
+
 // KeepRegions leaves the memory that ranks shared mapped, for tests of programs whose
 // orders were left out, until the function that it returns is called. Streams of such a
 // program may use the memory after it has been given back, which the simulator is to

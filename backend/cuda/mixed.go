@@ -144,7 +144,7 @@ func (b *Backend) copies() (driver.Stream, error) {
 	if b.mixed.closed {
 		return nil, work.ErrClosed // nobody would close the stream
 	}
-	dev := b.g.Rank % max(b.g.Driver.Count(), 1)
+	dev := b.g.OwnDevice()
 	if b.direct.Open.Load() != nil {
 		dev = b.direct.Dev
 	}

@@ -67,6 +67,8 @@ type Engine struct {
 	OnHost       onHost                           // orders operations on tensors in CPU memory; may be nil
 	Board        *board.Board                     // of what ranks of this host call
 	oneHost      bool                             // all ranks are on this one
+	local        int                              // this rank's number among those of its host
+	Devices      int                              // that the ranks of this host see together, most likely
 	Exchange     atomic.Pointer[hostshm.Exchange] // what they all-reduce through; nil until it is clear whether they need it
 
 	sharedSlots int // of the exchange, for each rank

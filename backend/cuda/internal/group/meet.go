@@ -5,8 +5,10 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"strings"
 	"time"
@@ -28,17 +30,34 @@ func (b *Engine) Meet(ctx context.Context) error {
 	host := HostIdentity()
 	var name string
 	b.Board, name = board.New()
-	mine := make([]byte, sha256.Size+region.NameLen)
+	const at = sha256.Size + region.NameLen
+	mine := make([]byte, at+8)
 	copy(mine, host[:])
 	copy(mine[len(host):], name)
+	if b.Driver != nil {
+		which := crc32.ChecksumIEEE([]byte(VisibleDevices()))
+		binary.LittleEndian.PutUint32(mine[at:], which)
+		binary.LittleEndian.PutUint32(mine[at+4:], uint32(b.Driver.Count()))
+	}
 	reason, all, err := b.Hear(ctx, 0, Told(why, mine))
 	if err != nil {
 		return fmt.Errorf("cuda: meeting the other ranks: %w", err)
 	}
 	b.Unreachable = reason
 	boards := make(map[int]string)
+	seen := make(map[uint32]bool)
 	for r, x := range all {
-		if bytes.Equal(x[:len(host)], host[:]) && r != b.Rank {
+		if !bytes.Equal(x[:len(host)], host[:]) {
+			continue
+		}
+		if which := binary.LittleEndian.Uint32(x[at:]); !seen[which] {
+			seen[which] = true
+			b.Devices += int(binary.LittleEndian.Uint32(x[at+4:]))
+		}
+		if r < b.Rank {
+			b.local++
+		}
+		if r != b.Rank {
 			boards[r] = string(TrimZeros(x[len(host):][:region.NameLen]))
 		}
 	}
@@ -50,6 +69,18 @@ func (b *Engine) Meet(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// VisibleDevices tells which devices a process has, apart from their number; a variable for tests.
+var VisibleDevices = func() string { return os.Getenv("CUDA_VISIBLE_DEVICES") }
+
+// OwnDevice returns the device that is most likely this rank's alone: of the number that the rank has among
+// those of its host. It is for ranks that have shown none.
+func (b *Engine) OwnDevice() int {
+	if b.Driver == nil {
+		return 0
+	}
+	return b.local % max(b.Driver.Count(), 1)
 }
 
 // Hear gathers what all ranks tell. It returns the first reason, with its rank's

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -222,6 +223,9 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	slots, flat := own.Slots, noClusters(own.CPUOptions)
 	if err := own.check(); err != nil {
 		return nil, err
+	}
+	if v := os.Getenv(group.PeerVariable); v != "" && v != "0" && v != "1" {
+		return nil, fmt.Errorf("cuda: environment variable %s is %q, want 0 or 1", group.PeerVariable, v)
 	}
 	table, err := own.table()
 	if err != nil {

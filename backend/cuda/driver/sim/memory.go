@@ -32,6 +32,7 @@ type backing struct {
 	close  func(unmap bool)   // removes a file, and unmaps it; nil for Go memory
 	refs   int                // registrations; guarded by Machine.mu
 	shown  clock              // what its process had seen when it exported it; guarded by Machine.mu
+	left   clock              // what other processes had seen when they closed their mappings; guarded by Machine.mu
 
 	words atomic.Pointer[[]atomic.Pointer[wordPage]]
 }
@@ -392,8 +393,24 @@ func (b *Memory) Close() error {
 		o.name = "Memory.Close of a mapping"
 	}
 	o.where()
+	m := b.d.m
+	if !b.mp.opened {
+		// Who frees memory has heard from those that had it mapped.
+		m.mu.Lock()
+		left := b.mp.b.left
+		m.mu.Unlock()
+		b.d.seen(left)
+	}
 	if !b.d.remove(b.mp, o) {
 		return nil
+	}
+	if b.mp.opened {
+		b.d.mu.Lock()
+		now := b.d.publish()
+		b.d.mu.Unlock()
+		m.mu.Lock()
+		b.mp.b.left = b.mp.b.left.join(now)
+		m.mu.Unlock()
 	}
 	b.d.release(b.mp)
 	return nil

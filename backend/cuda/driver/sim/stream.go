@@ -508,10 +508,14 @@ func (s *stream) run(o *op) {
 	switch o.kind {
 	case opCopy:
 		s.step(o, o.spans)
-		s.copy(o.spans[0].bytes(), o.spans[1].bytes())
+		if !s.loses(o.spans[0]) {
+			s.copy(o.spans[0].bytes(), o.spans[1].bytes())
+		}
 	case opMemset:
 		s.step(o, o.spans)
-		s.d.m.fill(o.spans[0].bytes(), o.fill)
+		if !s.loses(o.spans[0]) {
+			s.d.m.fill(o.spans[0].bytes(), o.fill)
+		}
 	case opLaunch:
 		s.step(o, nil)
 		s.launch(o)
@@ -532,6 +536,13 @@ func (s *stream) run(o *op) {
 		s.step(o, o.spans)
 		o.spans[0].b.store(o.spans[0].off, o.value, s.now())
 	}
+}
+
+// loses reports whether what the stream writes somewhere is lost.
+func (s *stream) loses(to span) bool {
+	lost := s.d.m.topo.Loses
+	on := to.b.device // a mapping's is the one it was opened for
+	return lost != nil && on >= 0 && on != s.dev.index && lost(s.dev.index, on)
 }
 
 // copy copies in pieces, so that an early reader sees torn data.

@@ -92,7 +92,7 @@ func (g *Group) lacks() error {
 	if g.B.Missing != nil {
 		return g.B.Missing
 	}
-	return group.Lacks(g.B.Driver)
+	return group.NoPeers(g.B.Driver)
 }
 
 // ErrNotMet is what Why returns before the ranks have met.

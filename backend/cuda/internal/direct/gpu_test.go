@@ -319,6 +319,10 @@ func with(ctx context.Context, u setup, d driver.Driver, device, rank int, excha
 	}
 	begin := time.Now()
 	if m.c, err = direct.New(m.w, u.direct); err != nil {
+		// All detach before one of them frees its memory.
+		if m.w.Detach() == nil {
+			_, _ = exchange(ctx, make([]byte, 1))
+		}
 		return err
 	}
 	closes(m.c.Close)

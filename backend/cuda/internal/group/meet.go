@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
@@ -25,7 +26,7 @@ import (
 func (b *Engine) Meet(ctx context.Context) error {
 	why := b.Missing
 	if why == nil {
-		why = Lacks(b.Driver)
+		why = NoPeers(b.Driver)
 	}
 	host := HostIdentity()
 	var name string
@@ -69,6 +70,18 @@ func (b *Engine) Meet(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// PeerVariable is the environment variable that switches kernels that reach other devices off.
+const PeerVariable = "C10D_CUDA_P2P"
+
+// NoPeers returns why kernels of this process do not reach other devices, as far as that is known before the
+// devices are opened.
+func NoPeers(d driver.Driver) error {
+	if os.Getenv(PeerVariable) == "0" {
+		return fmt.Errorf("%s is 0", PeerVariable)
+	}
+	return Lacks(d)
 }
 
 // VisibleDevices tells which devices a process has, apart from their number; a variable for tests.

@@ -1,6 +1,7 @@
 package window
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -110,6 +111,7 @@ type layout struct {
 	keysAt, credit, state   int
 	failed, total, occupied int // after failed is the count of channels that have ended
 	maps                    int // where the regions of the ranks are, MostRegions for each of MostRanks
+	tries                   int // where the ranks write when they connect, tryBytes for each of MostRanks
 
 	lanes, lanesAt int // what a lane has of slots, then of keys; the first one
 	laneKeys       int // within a lane
@@ -132,7 +134,8 @@ func (o Options) layout() (l layout) {
 	l.counts = l.laneState + o.LaneChannels*8 + turns
 	l.failed = l.countsAt + o.lanes()*l.counts
 	l.maps = l.failed + 8
-	l.occupied = l.maps + MostRanks*MostRegions*8
+	l.tries = l.maps + MostRanks*MostRegions*8
+	l.occupied = l.tries + MostRanks*tryBytes
 	// Whole pages of the device, so that nothing else lies in what other processes open.
 	const page = 2 << 20
 	l.total = (l.occupied + page - 1) / page * page
@@ -210,7 +213,7 @@ func New(ctx context.Context, o Options) (_ *Window, err error) {
 	if w.mem, err = o.Device.Alloc(w.l.total); err != nil {
 		return nil, w.wrap(err, "%d bytes for the rings", w.l.total)
 	}
-	if w.host, err = o.Driver.AllocHost(o.hostBytes()); err != nil {
+	if w.host, err = o.Driver.AllocHost(o.hostBytes() + 2*tryBytes); err != nil {
 		return nil, w.wrap(err, "the abort word")
 	}
 	if err = w.clear(ctx); err != nil {
@@ -235,14 +238,7 @@ func (w *Window) clear(ctx context.Context) error {
 	if err == nil {
 		err = s.Memset(w.mem.Ptr()+driver.Ptr(w.l.credit), 0, w.l.total-w.l.credit)
 	}
-	ended := settle(ctx, s)
-	if ended != nil {
-		// The memory may not be freed before the stream has ended.
-		late, cancel := context.WithTimeout(context.Background(), settleLimit)
-		defer cancel()
-		w.busy = settle(late, s) != nil
-	}
-	if err = cmp.Or(err, ended); err != nil {
+	if err = cmp.Or(err, w.settle(ctx, s)); err != nil {
 		return w.wrap(err, "clearing the rings")
 	}
 	for at := 0; at < w.o.hostBytes(); at += 4 {
@@ -256,7 +252,18 @@ func (w *Window) clear(ctx context.Context) error {
 // about 100 MiB: less than a millisecond on a device that works.
 const settleLimit = 5 * time.Second
 
-// settle waits until a stream has done what it was given.
+// settle waits until a stream has done what it was given. After an error the window is busy if the stream may not
+// have done that.
+func (w *Window) settle(ctx context.Context, s driver.Stream) error {
+	ended := settle(ctx, s)
+	if ended != nil {
+		late, cancel := context.WithTimeout(context.Background(), settleLimit)
+		defer cancel()
+		w.busy = settle(late, s) != nil
+	}
+	return ended
+}
+
 func settle(ctx context.Context, s driver.Stream) error {
 	e, err := s.Record()
 	if err != nil {
@@ -297,7 +304,7 @@ func (w *Window) Connect(ctx context.Context, exchange Exchange) error {
 	if err != nil {
 		return err
 	}
-	_, err = w.agree(ctx, exchange, nil, w.open(all))
+	_, err = w.agree(ctx, exchange, nil, cmp.Or(w.open(all), w.try(ctx)))
 	if err != nil {
 		return errors.Join(err, w.Detach())
 	}
@@ -373,6 +380,47 @@ func (w *Window) open(all [][]byte) error {
 			return w.wrap(err, "the memory of rank %d on its device %d", r, dev)
 		}
 		w.opens[r], w.uuids[r] = m, h.UUID
+	}
+	return nil
+}
+
+// tryBytes is what a rank writes to another one's memory when they connect.
+const tryBytes = 64
+
+// try writes to the memory of each other rank and reads that back. A device may be said to reach another one and not
+// do so: with some IOMMUs and PCIe switches, and in some virtual machines. Then data would be lost, or kernels would
+// wait until their time is over.
+func (w *Window) try(ctx context.Context) error {
+	s, err := w.o.Device.NewStream(driver.StreamOptions{Name: fmt.Sprintf("rank %d try", w.o.Rank)})
+	if err != nil {
+		return w.wrap(err, "a stream to try the way to the other ranks")
+	}
+	defer s.Close()
+	from := w.host.Ptr() + driver.Ptr(w.o.hostBytes())
+	h := w.host.Bytes()[w.o.hostBytes():]
+	for r, m := range w.opens {
+		if m == nil {
+			continue
+		}
+		driver.HostAccess(w.o.Driver, "trying the way to another rank", driver.Writes(from, len(h)))
+		for i := range tryBytes {
+			h[i], h[tryBytes+i] = byte(1+16*r+7*i), 0
+		}
+		at := m.Ptr() + driver.Ptr(w.l.tries+w.o.Rank*tryBytes)
+		err := cmp.Or(s.Copy(at, from, tryBytes), s.Copy(from+tryBytes, at, tryBytes))
+		limit, cancel := context.WithTimeout(ctx, settleLimit)
+		ended := w.settle(limit, s)
+		cancel()
+		if err = cmp.Or(err, ended); w.busy {
+			return w.wrap(err, "trying the way to the memory of rank %d", r)
+		}
+		driver.HostAccess(w.o.Driver, "looking what came back", driver.Reads(from, len(h)))
+		if err == nil && !bytes.Equal(h[:tryBytes], h[tryBytes:]) {
+			err = errors.New("what it writes there does not come: peer access does not work, though CUDA has it")
+		}
+		if err != nil {
+			return w.wrap(err, "the memory of rank %d", r)
+		}
 	}
 	return nil
 }
@@ -622,6 +670,10 @@ func (w *Window) Reset(ctx context.Context, exchange Exchange) error {
 // Detach lets go of the memory of the other ranks. This rank's kernels must have ended. It
 // may be called more than once.
 func (w *Window) Detach() error {
+	if w.busy {
+		w.connected = false
+		return nil // the device may still use what Connect has tried
+	}
 	var errs []error
 	for r, m := range w.opens {
 		if m == nil {

@@ -115,13 +115,13 @@ func (b *Backend) Fill(bytes, operations int) error {
 	var hosts []driver.HostMemory
 	var devices []driver.Memory
 	direct := b.direct.Open.Load() != nil
-	for c := pool.Class(0); c <= pool.Class(bytes); c++ {
+	for n := pool.Bytes(0); n <= pool.Bytes(bytes); n = pool.Bytes(n + 1) {
 		many := operations
-		if 1<<c <= 64<<10 {
+		if n <= 64<<10 {
 			many *= 4 // small ones are short
 		}
 		for range many {
-			h, err := b.g.Pinned.Get(pool.OnHost, 1<<c)
+			h, err := b.g.Pinned.Get(pool.OnHost, n)
 			if err != nil {
 				return err
 			}
@@ -129,7 +129,7 @@ func (b *Backend) Fill(bytes, operations int) error {
 			if !direct {
 				continue
 			}
-			m, err := b.g.Scratch.Get(b.direct.Dev, 1<<c)
+			m, err := b.g.Scratch.Get(b.direct.Dev, n)
 			if err != nil {
 				return err
 			}

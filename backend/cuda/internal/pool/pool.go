@@ -3,7 +3,9 @@ package pool
 
 import (
 	"errors"
+	"maps"
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -36,12 +38,13 @@ type memory interface {
 	Close() error
 }
 
-// poolKey is a device and the logarithm of a length.
-type poolKey struct{ dev, class int }
+// poolKey is a device and a length.
+type poolKey struct{ dev, bytes int }
 
 const (
 	OnHost         = -1
 	smallestPooled = 4096
+	roughly        = 1 << 20
 )
 
 func newPool[M memory](keep int, make func(dev, n int) (M, error)) *Pool[M] {
@@ -63,12 +66,19 @@ func NewScratch(d driver.Driver, keep int) *Pool[driver.Memory] {
 	})
 }
 
-// Class returns the logarithm of the length of memory for n bytes.
-func Class(n int) int { return bits.Len(uint(max(n, smallestPooled) - 1)) }
+// Bytes returns the length of memory for n bytes, so that operations of nearly one length share memory: a power of two,
+// and from roughly on one of eight lengths between two such powers.
+func Bytes(n int) int {
+	step := 1 << bits.Len(uint(max(n, smallestPooled)-1))
+	if n > roughly {
+		step /= 16
+	}
+	return (max(n, 1) + step - 1) / step * step
+}
 
 // Get returns at least n bytes. It frees what is more than keep, if it may.
 func (p *Pool[M]) Get(dev, n int) (m M, err error) {
-	k := poolKey{dev, Class(n)}
+	k := poolKey{dev, Bytes(n)}
 	p.mu.Lock()
 	list := p.idle[k]
 	found := len(list) > 0
@@ -86,7 +96,7 @@ func (p *Pool[M]) Get(dev, n int) (m M, err error) {
 	if found || err != nil {
 		return m, err
 	}
-	return p.make(dev, 1<<k.class)
+	return p.make(dev, k.bytes)
 }
 
 // Tidy frees what is more than keep, if it may.
@@ -108,7 +118,7 @@ func (p *Pool[M]) spare() []M {
 // Put gives memory back that nothing uses any more. It frees nothing before Close, because the caller ends
 // operations and others wait for that.
 func (p *Pool[M]) Put(dev int, m M) error {
-	k := poolKey{dev, Class(m.Len())}
+	k := poolKey{dev, m.Len()}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.done {
@@ -123,15 +133,21 @@ func (p *Pool[M]) Put(dev int, m M) error {
 // trim takes out what is idle beyond so many bytes a device, the largest first. The
 // caller holds p.mu.
 func (p *Pool[M]) trim(keep int) (out []M) {
+	keys := slices.SortedFunc(maps.Keys(p.idle), func(a, b poolKey) int { return b.bytes - a.bytes })
 	for dev := range p.held {
-		for class := bits.UintSize; class > 0; class-- {
-			k := poolKey{dev, class}
+		for _, k := range keys {
+			if k.dev != dev {
+				continue
+			}
 			for list := p.idle[k]; len(list) > 0 && p.held[dev] > keep; list = p.idle[k] {
 				last := len(list) - 1
 				out = append(out, list[last])
 				p.held[dev] -= list[last].Len()
 				clear(list[last:])
 				p.idle[k] = list[:last]
+			}
+			if len(p.idle[k]) == 0 {
+				delete(p.idle, k)
 			}
 		}
 	}

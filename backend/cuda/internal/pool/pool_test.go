@@ -67,3 +67,27 @@ func TestPool(t *testing.T) {
 	require.Equal(t, len(made), closed())
 	require.Empty(t, p.held[0]+p.held[1])
 }
+
+// TestSizes holds that memory for large operations is at most an eighth larger than what they use, and is found again.
+func TestSizes(t *testing.T) {
+	p := newPool(1<<62, func(_, n int) (*block, error) { return &block{n: n}, nil })
+	for n := 1; n < 1<<40; n += n/7 + 1 {
+		for _, n := range []int{n - 1, n, n + 1} {
+			b, err := p.Get(0, n)
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, b.n, n)
+			if n > roughly {
+				require.LessOrEqual(t, b.n, n+n/8, "for %d bytes", n)
+			}
+			require.Zero(t, b.n%512)
+			require.NoError(t, p.Put(0, b))
+			again, err := p.Get(0, b.n)
+			require.NoError(t, err)
+			require.Same(t, b, again)
+		}
+	}
+	b, err := p.Get(0, 10<<30+1)
+	require.NoError(t, err)
+	require.Equal(t, 11<<30, b.n)
+	require.NoError(t, p.Close())
+}

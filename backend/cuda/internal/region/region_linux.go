@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/c10d-go/c10d/internal/hostmem"
 	"github.com/c10d-go/c10d/internal/memfd"
 )
 
@@ -38,8 +39,20 @@ func createShared(id string, n int) (*SharedMemory, error) {
 
 func memfdName(id string) string { return "c10d-cuda-" + id }
 
+// host has /proc and /sys; a variable for tests.
+var host = hostmem.Host
+
+// Regions of roomFrom bytes and more are only made where the process may take that, and roomFrom bytes more. Where it may
+// not, the system ends the process and does not return an error.
+const roomFrom = 1 << 20
+
 func reserve(f *os.File, n int) (*SharedMemory, error) {
 	err := Before("fallocate", n)
+	if err == nil && n >= roomFrom {
+		if left := hostmem.Available(host); left < int64(n)+roomFrom {
+			return nil, fmt.Errorf("%d bytes of shared memory: the system, a limit of the process or its cgroup leaves %d bytes", n, left)
+		}
+	}
 	if err == nil {
 		for err = unix.EINTR; err == unix.EINTR; {
 			err = unix.Fallocate(int(f.Fd()), 0, 0, int64(n))

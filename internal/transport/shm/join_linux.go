@@ -262,7 +262,7 @@ func (e *Endpoint) welcome(ctx context.Context, size int, offer []byte, fd int) 
 				}
 				return
 			}
-			if sameUser(c) != nil {
+			if memfd.SameUser(c) != nil {
 				c.Close()
 				continue
 			}
@@ -337,25 +337,6 @@ func (e *Endpoint) greet(c *net.UnixConn, size int) (rank int, err error) {
 	return rank, nil
 }
 
-// sameUser returns an error if the process at the other end of c runs as another user than this
-// one. Both ends come to the same answer.
-func sameUser(c *net.UnixConn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var peer *unix.Ucred
-	var failed error
-	err = raw.Control(func(fd uintptr) { peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err = errors.Join(err, failed); err != nil {
-		return fmt.Errorf("cannot identify the peer's user: %w", err)
-	}
-	if own := uint32(os.Geteuid()); peer.Uid != own {
-		return fmt.Errorf("this process runs as user %d, its peer as user %d", own, peer.Uid)
-	}
-	return nil
-}
-
 // guest is Join of the other ranks.
 func guest(ctx context.Context, rank, size int, first address, o Options) (*Group, error) {
 	var d net.Dialer
@@ -368,7 +349,7 @@ func guest(ctx context.Context, rank, size int, first address, o Options) (*Grou
 	}
 	defer conn.Close()
 	c := conn.(*net.UnixConn)
-	if err := sameUser(c); err != nil {
+	if err := memfd.SameUser(c); err != nil {
 		return nil, fmt.Errorf("%w (rank 0): ranks that share memory must run as one user", err)
 	}
 	defer context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })()
@@ -412,7 +393,7 @@ func receive(c *net.UnixConn, rank, size int, o Options) (*Group, uint64, error)
 	if err != nil {
 		return nil, 0, err
 	}
-	fds := descriptors(oob[:oobn])
+	fds := memfd.Descriptors(oob[:oobn])
 	defer func() {
 		for _, fd := range fds {
 			unix.Close(fd)
@@ -447,15 +428,6 @@ func receive(c *net.UnixConn, rank, size int, o Options) (*Group, uint64, error)
 	}
 	g.tellArenas(none)
 	return g, nonce, nil
-}
-
-func descriptors(oob []byte) (fds []int) {
-	msgs, _ := unix.ParseSocketControlMessage(oob)
-	for i := range msgs {
-		got, _ := unix.ParseUnixRights(&msgs[i])
-		fds = append(fds, got...)
-	}
-	return fds
 }
 
 // introduce publishes what the other ranks need to know of this one.

@@ -34,6 +34,10 @@ func createShared(id string, n int) (*SharedMemory, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	m.Name, m.forget = fmt.Sprintf("%d/%d/%s", os.Getpid(), fd, id), f.Close
+	// Without the service, processes that see this one still open the file.
+	if s, err := memfd.Serve(memfdName(id), fd); err == nil {
+		m.forget = func() error { return errors.Join(s.Close(), f.Close()) }
+	}
 	return m, nil
 }
 
@@ -81,18 +85,13 @@ func openShared(name string, n int) (*SharedMemory, error) {
 	if err := Before("open", n); err != nil {
 		return nil, err
 	}
-	// In another PID namespace this is some other file, or none.
 	path := fmt.Sprintf("/proc/%s/fd/%s", part[0], part[1])
-	is, err := os.Readlink(path)
+	f, err := openPath(path, part[2])
 	if err != nil {
-		return nil, fmt.Errorf("shared memory of process %s: %w", part[0], err)
-	}
-	if want := "/memfd:" + memfdName(part[2]) + " (deleted)"; is != want {
-		return nil, fmt.Errorf("%s is %s, want %s", path, is, want)
-	}
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return nil, err
+		var failed error
+		if f, failed = memfd.Take(memfdName(part[2])); failed != nil {
+			return nil, fmt.Errorf("%w; asking process %s for it: %w", err, part[0], failed)
+		}
 	}
 	defer f.Close()
 	s, err := f.Stat()
@@ -107,6 +106,18 @@ func openShared(name string, n int) (*SharedMemory, error) {
 		return nil, fmt.Errorf("%s has %d bytes and seals %#x, want %d and %#x", path, s.Size(), have, n, seals)
 	}
 	return mapShared(f, n)
+}
+
+// openPath opens the file with an id. In another PID namespace, the path is some other file, or none.
+var openPath = func(path, id string) (*os.File, error) {
+	is, err := os.Readlink(path)
+	if err != nil {
+		return nil, fmt.Errorf("shared memory: %w", err)
+	}
+	if want := "/memfd:" + memfdName(id) + " (deleted)"; is != want {
+		return nil, fmt.Errorf("%s is %s, want %s", path, is, want)
+	}
+	return os.OpenFile(path, os.O_RDWR, 0)
 }
 
 func mapShared(f *os.File, n int) (*SharedMemory, error) {

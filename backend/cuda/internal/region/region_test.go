@@ -162,13 +162,19 @@ func TestHostileNames(t *testing.T) {
 	for name, why := range map[string]string{
 		"1": "no name of shared memory", "1/2": "no name of shared memory", "../1/2": "no name of shared memory",
 		"1/-2/3": "no name of shared memory", "1/2/3/4": "no name of shared memory", "self/1/x": "no name of shared memory",
-		fmt.Sprintf("%s/%d/%s", part[0], null.Fd(), part[2]): "/dev/null",
+		fmt.Sprintf("%s/%d/%s", part[0], null.Fd(), "other"): "/dev/null",
 		fmt.Sprintf("%s/%s/%s", part[0], part[1], "other"):   "other",
 		strings.Repeat("9", 1<<16):                           "no name of shared memory",
 	} {
 		_, err := region.Open(name, size)
 		require.ErrorContains(t, err, why, "%.40q", name)
 	}
+	// The process passes the region that has the id.
+	r, err := region.Open(fmt.Sprintf("%s/%d/%s", part[0], null.Fd(), part[2]), size)
+	require.NoError(t, err)
+	a.Word(4).Store(7)
+	require.EqualValues(t, 7, r.Word(4).Load())
+	require.NoError(t, r.Leave())
 }
 
 // TestRefused: an error of the system ends New and Open, is in their error, and leaves no descriptor.
@@ -206,7 +212,7 @@ func TestRefused(t *testing.T) {
 		require.Equal(t, left, open(), call)
 	}
 	require.NoError(t, a.Leave())
-	require.Equal(t, left-1, open())
+	require.Equal(t, left-2, open(), "the file and its socket")
 }
 
 // TestLock: a region is page-locked once for each driver, until the last user of the driver unlocks it.

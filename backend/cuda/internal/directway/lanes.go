@@ -98,7 +98,7 @@ func (d *Group) takeLanes() {
 	want := 2 * (d.Size() - 1) * direct.LaneBlocks(channels)
 	directPlaces.Lock()
 	defer directPlaces.Unlock()
-	if beside(directPlaces.of[d.place], want) < d.v.Info().Multiprocessors/2 {
+	if beside(directPlaces.of[d.place], want) < multiprocessors(d.v)/2 {
 		l.channels, l.blocks = channels, want
 		d.note()
 	}

@@ -2,6 +2,8 @@ package directway
 
 import (
 	"fmt"
+	"os"
+	"strconv"
 	"sync"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -48,9 +50,19 @@ const (
 	fewBlocks  = 16
 )
 
+// multiprocessors returns how many of a device's the kernels of this process have: MPS may give it a part.
+func multiprocessors(v driver.Device) int {
+	all := v.Info().Multiprocessors
+	percentage, err := strconv.ParseFloat(os.Getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), 64)
+	if err != nil || percentage <= 0 || percentage >= 100 {
+		return all
+	}
+	return max(int(float64(all)*percentage/100), 1)
+}
+
 // takePlace reserves room for the group's kernels on its device.
 func (d *Group) takePlace(v driver.Device) error {
-	room := v.Info().Multiprocessors
+	room := multiprocessors(v)
 	directPlaces.Lock()
 	defer directPlaces.Unlock()
 	place := directPlace{d.B.Driver, v.ID().Index}

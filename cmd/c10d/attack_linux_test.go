@@ -34,7 +34,7 @@ import (
 )
 
 var (
-	lorises = flag.Int("attack.lorises", 100, "`n` connections that each attack opens to each port and keeps")
+	lorises = flag.Int("attack.lorises", 100, "`n` connections that a crowd opens to each port and keeps")
 	times   = flag.Bool("attack.times", false, "check how long the job's calls, its page and a new job take")
 )
 
@@ -52,10 +52,10 @@ const (
 
 // With -attack.times, these hold while the connections of an attack are open.
 const (
-	pageTime = time.Second     // for the owner of the debug page
-	newTime  = 2 * time.Second // for a new job of two ranks, and for a new client of a store
-	slower   = 3               // p99 of the job's calls, compared with that in peace
-	calm     = 10 * time.Second
+	pageTime = time.Second      // for the owner of the debug page
+	newTime  = 2 * time.Second  // for a new job of two ranks, and for a new client of a store
+	slower   = 3                // times the p99 of the job's calls in peace, just before the attack
+	timed    = 10 * time.Second // for which they are timed
 )
 
 // mode is what protects a job.
@@ -213,17 +213,23 @@ func random(n int) []byte {
 	return b
 }
 
-// crowds are attacks of many connections by another process.
+// crowds are attacks of many connections by other processes.
 var crowds = []struct {
 	name  string
 	modes []mode
-	ports string // a part of their names
+	ports string // part of their names
 	n     func() int
 	kind  attack.Kind
 }{
-	{"random bytes", []mode{withTLS, withToken}, "", func() int { return 5 * *lorises }, func(c *net.TCPConn, _ *mrand.Rand) bool {
+	{"random bytes", []mode{withTLS, withToken}, "", func() int { return *lorises }, func(c *net.TCPConn, _ *mrand.Rand) bool {
 		c.Write(random(4 << 10))
 		return false
+	}},
+	{"most of a large certificate", []mode{withTLS}, "", func() int { return *lorises }, func(c *net.TCPConn, _ *mrand.Rand) bool {
+		return attack.BigCertificate(c, 200_000) == nil
+	}},
+	{"certificate below the limit", []mode{withTLS}, "", func() int { return *lorises }, func(c *net.TCPConn, _ *mrand.Rand) bool {
+		return attack.BigCertificate(c, 16_000) == nil
 	}},
 	{"part of a ClientHello of 60 KiB", []mode{withTLS}, "", func() int { return *lorises },
 		says("\x16\x03\x01\x3b\xfb\x01\x00\xf0\x00" + strings.Repeat("\x00", 15<<10))},
@@ -231,6 +237,11 @@ var crowds = []struct {
 	{"half of a token's handshake", []mode{withToken}, "store", func() int { return *lorises }, says("\xc1c10d-go")},
 	{"GET without its body", []mode{withTLS, withToken, plain}, "debug page", func() int { return *lorises },
 		says("GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n")},
+	{"half of a request of 64 MiB", []mode{plain}, "store of agents", func() int { return min(60, *lorises/10) }, func(c *net.TCPConn, r *mrand.Rand) bool {
+		c.SetWriteDeadline(time.Now().Add(refusal))
+		d := anyDialect(r)
+		return d.large(c, d.values*valueBytes-1000) == nil
+	}},
 	{"says that it is a rank", []mode{plain}, "store", func() int { return *lorises * 5 / 2 }, func(c *net.TCPConn, r *mrand.Rand) bool {
 		c.Write(anyDialect(r).rank)
 		return true
@@ -302,7 +313,7 @@ func TestDialects(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for _, d := range dialects {
-		s, err := tcp.Listen(ctx, "127.0.0.1:0", tcp.ServerOptions{})
+		s, err := tcp.Listen(ctx, "127.0.0.1:0", tcp.ServerOptions{MaxHeld: 256 << 20})
 		require.NoError(t, err)
 		defer s.Close()
 		c, err := net.Dial("tcp", s.Addr().String())
@@ -353,10 +364,6 @@ func TestAttacksOnEveryPort(t *testing.T) {
 				t.Parallel() // refusals wait for timeouts
 			}
 			j := startAttacked(t, mode)
-			j.enter(t, "peace")
-			if *times {
-				time.Sleep(calm)
-			}
 			t.Run("refused", func(t *testing.T) {
 				j.enter(t, "refused")
 				var all sync.WaitGroup
@@ -373,27 +380,24 @@ func TestAttacksOnEveryPort(t *testing.T) {
 					}
 				}
 				all.Wait()
+				j.grown(t)
 			})
 			for i, a := range crowds {
 				if !slices.Contains(a.modes, mode) {
 					continue
 				}
 				t.Run(a.name, func(t *testing.T) {
+					j.calm(t, "peace")
 					j.enter(t, "opening: "+a.name)
 					j.each(a.ports, func(_, addr string) {
 						ended, _ := attack.Begin(t, addr, strconv.Itoa(i), a.n())
 						<-ended
 					})
-					j.enter(t, a.name)
-					begun := time.Now()
 					j.goesOn(t)
-					if *times {
-						time.Sleep(time.Until(begun.Add(calm)))
-					}
+					j.calm(t, a.name)
 					j.grown(t)
 				})
 			}
-			j.grown(t)
 			j.end(t)
 		})
 	}
@@ -414,7 +418,7 @@ func (j *attacked) each(part string, do func(port, addr string)) {
 func (j *attacked) goesOn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	timed := func(what string, most time.Duration, do func() error) {
+	within := func(what string, most time.Duration, do func() error) {
 		begun := time.Now()
 		err := do()
 		took := time.Since(begun)
@@ -423,9 +427,9 @@ func (j *attacked) goesOn(t *testing.T) {
 			t.Errorf("%s took %v, want at most %v; its error: %v", what, took, most, err)
 		}
 	}
-	timed("the debug page", pageTime, func() error { return j.show(ctx) })
+	within("the debug page", pageTime, func() error { return j.show(ctx) })
 	j.each("store", func(port, addr string) {
-		timed("a new client of the "+port, newTime, func() error {
+		within("a new client of the "+port, newTime, func() error {
 			s, err := j.client(ctx, addr)
 			if err != nil {
 				return err
@@ -433,7 +437,7 @@ func (j *attacked) goesOn(t *testing.T) {
 			return errors.Join(s.Set(ctx, "late", nil), s.Close())
 		})
 	})
-	timed("a new job", newTime, func() error {
+	within("a new job", newTime, func() error {
 		p := runRanks(t, "-n 2", "store")
 		if p.wait() != 0 {
 			return errors.New(p.stderr.String())
@@ -540,6 +544,14 @@ func (j *attacked) enter(t *testing.T, phase string) {
 	require.NoError(t, os.Rename(j.phase+".new", j.phase))
 }
 
+// calm has the job's calls timed, if they are to be.
+func (j *attacked) calm(t *testing.T, phase string) {
+	j.enter(t, phase)
+	if *times {
+		time.Sleep(timed)
+	}
+}
+
 // end has the job end, and checks how long its calls took in each phase.
 func (j *attacked) end(t *testing.T) {
 	require.NoError(t, os.Remove(j.phase))
@@ -559,7 +571,7 @@ func (j *attacked) end(t *testing.T) {
 			if words[2] == "peace" {
 				peace = p99
 			}
-			// While connections are opened, the attackers use the same CPUs.
+			// While connections are opened, the attackers and what goesOn does use the same CPUs.
 			if *times && peace > 0 && p99 > slower*peace && words[2] != "opening:" {
 				t.Errorf("the p99 is %.1f times that in peace: %s", float64(p99)/float64(peace), line)
 			}

@@ -331,6 +331,7 @@ func TestAccess(t *testing.T) {
 		code   int
 	}{
 		"none":   {nil, http.StatusUnauthorized},
+		"star":   {func(r *http.Request) { r.Method, r.URL.Opaque = http.MethodOptions, "*" }, http.StatusUnauthorized},
 		"wrong":  {func(r *http.Request) { r.SetBasicAuth("me", "a token of 24 characterx") }, http.StatusUnauthorized},
 		"empty":  {func(r *http.Request) { r.SetBasicAuth("me", "") }, http.StatusUnauthorized},
 		"basic":  {func(r *http.Request) { r.SetBasicAuth("me", token) }, http.StatusOK},

@@ -82,7 +82,7 @@ func Serve(addr string, h http.Handler, a Access) (*Server, error) {
 	if !local {
 		s.url = "http://" + s.ln.Addr().String() + "/"
 	}
-	s.ln = &door{s.ln, s.strangers}
+	s.ln = &door{Listener: s.ln, strangers: s.strangers}
 	if a.TLS != nil {
 		s.url = "https" + s.url[len("http"):]
 		c := a.TLS.Clone()
@@ -90,7 +90,7 @@ func Serve(addr string, h http.Handler, a Access) (*Server, error) {
 		s.ln = tls.NewListener(s.ln, c)
 	}
 	s.http = &http.Server{
-		Handler: s.admit(h, a, open), ReadTimeout: wholeRequest, WriteTimeout: wholeRequest, MaxHeaderBytes: maxHeader, ErrorLog: log.New(io.Discard, "", 0),
+		Handler: s.admit(h, a, open), DisableGeneralOptionsHandler: true, ReadTimeout: wholeRequest, WriteTimeout: wholeRequest, MaxHeaderBytes: maxHeader, ErrorLog: log.New(io.Discard, "", 0),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, socket{}, socketOf(c))
 		},
@@ -270,9 +270,14 @@ func leftBehind(path string) bool {
 type door struct {
 	net.Listener
 	strangers *strangers.List
+	accepted  int
 }
 
 func (d *door) Accept() (net.Conn, error) {
+	// A flood of strangers would close a visitor before its request is read: each stays for 15 ms at least.
+	if d.accepted++; d.accepted%(mostStrangers/4) == 0 && d.strangers.Len() == mostStrangers {
+		time.Sleep(5 * time.Millisecond)
+	}
 	c, err := d.Listener.Accept()
 	if err != nil {
 		return nil, err

@@ -137,3 +137,19 @@ func TestCircleOnEveryWire(t *testing.T) {
 		}
 	})
 }
+
+// A rank whose memory another one has ended blames nobody before that one's reason has had time to come. It
+// waits for nobody any more, and so sees no circle.
+func TestNoBlameBeforeTheReason(t *testing.T) {
+	onLinux(t)
+	for _, wire := range []gloo.Wire{gloo.WireNative, onHosts} {
+		t.Run(string(wire), func(t *testing.T) {
+			bs := connected(t, gloo.GroupTimeout, same(wire, 4)...)
+			bs[0].AbortMemory()
+			require.Nil(t, bs[1].Blame(0, time.Hour))
+			f := bs[1].Blame(0, -time.Hour) // no reason comes
+			require.NotNil(t, f)
+			require.Equal(t, 0, f.Rank)
+		})
+	}
+}

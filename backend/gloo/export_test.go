@@ -1,6 +1,7 @@
 package gloo
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 
@@ -51,6 +52,17 @@ func SetCloseWithin(d time.Duration) (restore func()) {
 // AllToAll is a collective that backend.Collectives does not have.
 func AllToAll(h backend.Collectives, out, in []byte, recv, send []int64) error {
 	return h.(*host).route.allToAll(h.(*host).engine, out, in, recv, send)
+}
+
+// AbortMemory ends the operations in the memory that the ranks share.
+func (b *Backend) AbortMemory() { b.memory().Abort(nil) }
+
+// Blame blames a rank for an operation that has so much time left, and returns what has ended the group.
+func (b *Backend) Blame(rank int, left time.Duration) *transport.Fault {
+	latest := time.Now().Add(left)
+	d := &due{wait: wait{collective: true, until: latest}, mesh: b.meshes[0], work: new(work.Promise).Work(), ctx: context.Background(), latest: latest}
+	b.blame(d, verdict{rank: rank, other: -1, why: "it has not called it"})
+	return b.fault()
 }
 
 // SetAtOnce sets how soon a wait has to come to be one at once.

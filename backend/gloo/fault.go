@@ -89,6 +89,9 @@ func (s *session) blameFor(d *due, v verdict, cause error) {
 	if d.mesh.Fault() != nil || d.work.IsCompleted() {
 		return
 	}
+	if g := s.memory(); g != nil && g.Err() != nil && time.Now().Before(d.latest.Add(wordOfFault)) {
+		return // a rank has ended the group, its reason is on the way, and this rank waits for nobody any more
+	}
 	if !errors.Is(cause, work.ErrTimeout) {
 		return // its context was cancelled, and the operation says so
 	}

@@ -172,6 +172,7 @@ func (s *speaker) Ping(q Ping) bool {
 }
 
 func (s *speaker) Pad()                               {}
+func (s *speaker) Cut()                               {}
 func (s *speaker) Answer()                            {}
 func (s *speaker) Waits() bool                        { return false }
 func (s *speaker) Received() uint64                   { return 0 }
@@ -230,7 +231,7 @@ func TestDoubt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var b Base
-				b.Init(0, len(c.peers)+1, Limits{Close: time.Second, Abort: time.Second, AbortStep: time.Second}, func() {})
+				b.Init(0, len(c.peers)+1, Limits{Close: time.Second}, func() {})
 				for i, x := range c.peers {
 					p := &Peer{Native: true, Near: x.near}
 					b.Add(i+1, p, &speaker{p: p, after: x.after, answer: x.answer})

@@ -24,24 +24,23 @@ import (
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
-// Limits bound the end of a mesh.
+// Limits bound the end of a mesh, closed or failed.
 type Limits struct {
-	// Close is how long Close waits for peers to take what is queued. While this process waits
-	// for a CPU, Close goes on, because its goodbyes may not have been written yet. It takes
-	// closeMost times as long at most.
+	// Close is how long peers may take to read what is queued, with the goodbye or the reason behind it. It is
+	// longer than TCP waits for a packet that is lost twice: 200 ms, then 400 ms. While this process waits for
+	// a CPU, the end goes on, because its last words may not have been written yet. It takes closeMost times
+	// as long at most.
 	Close time.Duration
 
-	// Abort bounds the end of a mesh that failed. A connection that accepts no byte for
-	// AbortStep is given up earlier. So a stopped peer delays nobody, and a live peer in
-	// the middle of a large message still gets the ABORT behind it.
-	Abort, AbortStep time.Duration
+	// Step is how long a writer goes on after that if it may not have had the CPU. See MoreTime.
+	Step time.Duration
 }
 
-// closeMost bounds a Close that is extended, in units of Limits.Close.
+// closeMost bounds an end that is extended, in units of Limits.Close.
 const closeMost = 10
 
-// closeChecks is how often in Limits.Close a mesh that closes checks whether this process is late.
-// A check that comes a quarter of their distance late extends Close by two of them.
+// closeChecks is how often in Limits.Close a mesh that ends checks whether this process is late.
+// A check that comes a quarter of their distance late extends the end by two of them.
 const closeChecks = 10
 
 // Link is what the protocol does for one peer. All methods are called with Base.Mu held.
@@ -82,7 +81,7 @@ type Link interface {
 	// goroutines of the pair. Writing must end by the given time.
 	Finish(f *transport.Fault, writeBy time.Time)
 
-	// Cut makes writes that wait end now, for a mesh that has closed.
+	// Cut makes writes that wait end now, for a mesh whose time to end is over.
 	Cut()
 
 	// Died lets the peer go, because of f, once nothing can come from it. Doubt calls it.
@@ -113,7 +112,7 @@ type Base struct {
 	onDeath  []func(*transport.Fault)
 	closed   bool
 	endBy    time.Time // when connections are cut, once the mesh has ended
-	latest   time.Time // the last that endBy may become while the mesh closes
+	latest   time.Time // the last that endBy may become
 	checking *time.Timer
 	cut      bool // check has cut the connections
 	arrivals uint64
@@ -193,10 +192,7 @@ func (b *Base) Abort(f *transport.Fault) {
 func (b *Base) Close() error {
 	b.Mu.Lock()
 	if b.Ended() == nil {
-		b.end(transport.ErrClosed, b.Limits.Close)
-		b.latest = time.Now().Add(closeMost * b.Limits.Close)
-		b.finish(nil, b.latest)
-		b.checkLater()
+		b.end(transport.ErrClosed, nil)
 	}
 	b.closed = true
 	b.Mu.Unlock()
@@ -222,7 +218,7 @@ func (b *Base) checkLater() {
 	b.checking = time.AfterFunc(pause, func() { b.check(due, pause) })
 }
 
-// check extends a Close if this process is late, and cuts the connections when its time is over.
+// check extends the end of the mesh if this process is late, and cuts the connections when its time is over.
 func (b *Base) check(due time.Time, pause time.Duration) {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
@@ -273,8 +269,7 @@ func (b *Base) Fail(f *transport.Fault) {
 			p.link.DropQueued(f)
 		}
 	}
-	b.end(f, b.Limits.Abort)
-	b.finish(f, time.Now().Add(b.Limits.AbortStep))
+	b.end(f, f)
 	b.checkTold()
 }
 
@@ -288,17 +283,10 @@ func (b *Base) checkTold() {
 	}
 }
 
-func (b *Base) finish(f *transport.Fault, writeBy time.Time) {
-	for _, p := range b.peers {
-		if p != nil {
-			p.link.Finish(f, writeBy)
-		}
-	}
-}
-
-// end completes all requests that no goroutine is working on.
-func (b *Base) end(err error, limit time.Duration) {
-	b.endBy = time.Now().Add(limit)
+// end completes all requests that no goroutine is working on, with err, and tells the peers f, or says goodbye if f is nil.
+func (b *Base) end(err error, f *transport.Fault) {
+	now := time.Now()
+	b.endBy, b.latest = now.Add(b.Limits.Close), now.Add(closeMost*b.Limits.Close)
 	b.onEnd()
 	for _, p := range b.peers {
 		if p != nil {
@@ -311,6 +299,12 @@ func (b *Base) end(err error, limit time.Duration) {
 	}
 	clear(b.any)
 	b.Changed()
+	for _, p := range b.peers {
+		if p != nil {
+			p.link.Finish(f, b.latest)
+		}
+	}
+	b.checkLater()
 }
 
 // Admit reports whether r may be posted to its peer. If not, it ends r. Mu is held.
@@ -550,27 +544,20 @@ type LastWrites struct {
 // mostStarved is how many write deadlines may pass while this process is late.
 const mostStarved = 10
 
-// MoreTime moves the write deadline of a connection on by AbortStep, at the end of a mesh, after a write
-// of n bytes that the deadline has ended. It returns false if the peer has taken nothing, or if the mesh
-// must have ended by then. A writer that waited for a CPU may not have tried at all: it gets more time in
-// any case, mostStarved times.
-func (b *Base) MoreTime(conn net.Conn, w *LastWrites, n int64) bool {
+// MoreTime moves the write deadline of a connection on by Step, at the end of a mesh, after a write that the
+// deadline has ended. A writer that waited for a CPU may not have tried at all: it gets more time mostStarved
+// times. Others get none.
+func (b *Base) MoreTime(conn net.Conn, w *LastWrites) bool {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
-	by := time.Now().Add(b.Limits.AbortStep)
-	switch late := w.due.IsZero() || b.Late(w.due) >= b.Limits.AbortStep/4; {
-	case late && w.starved < mostStarved:
-		w.starved++
-	case n == 0 || !by.Before(b.endBy):
+	if w.starved == mostStarved || !w.due.IsZero() && b.Late(w.due) < b.Limits.Step/4 {
 		return false
 	}
-	w.due = by
-	conn.SetWriteDeadline(by)
+	w.starved++
+	w.due = time.Now().Add(b.Limits.Step)
+	conn.SetWriteDeadline(w.due)
 	return true
 }
-
-// EndBy returns when connections are cut, once the mesh has ended. Mu is held.
-func (b *Base) EndBy() time.Time { return b.endBy }
 
 // Peer is the state of another rank that no protocol is needed for. Base.Mu guards it.
 type Peer struct {
@@ -657,7 +644,7 @@ func (p *Peer) EndWithGone(r *transport.Request) {
 }
 
 // Drain reads and discards until the peer closes its side or time is up. To close a socket that
-// has unread bytes would reset the connection, and the peer would lose data. While the mesh closes,
+// has unread bytes would reset the connection, and the peer would lose data. Once the mesh has ended,
 // check says when time is up: this process may be late.
 func (p *Peer) Drain(conn net.Conn) {
 	b := p.base

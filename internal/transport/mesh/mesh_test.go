@@ -22,9 +22,8 @@ func TestDrainWaitsForCheck(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var b Base
 				b.Init(0, 2, Limits{Close: time.Second}, func() {})
-				b.end(transport.ErrClosed, b.Limits.Close)
-				b.checking = time.AfterFunc(time.Hour, func() {}) // it is late
-				defer b.checking.Stop()
+				b.end(transport.ErrClosed, nil)
+				b.checking.Stop() // it is late
 				ours, theirs := net.Pipe()
 				defer ours.Close()
 				defer theirs.Close()

@@ -283,26 +283,28 @@ func (l *lane) write() {
 }
 
 // flush writes what was gathered. At the end of a mesh there is a deadline, which moves on
-// while the peer keeps reading, or while this goroutine may not have had the CPU.
+// while this goroutine may not have had the CPU.
 func (l *lane) flush() error {
 	l.seal()
 	var last mesh.LastWrites
 	for {
-		n, err := writeAll(l.conn, &l.bufs)
-		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !l.p.m.MoreTime(l.conn, &last, n) {
+		err := writeAll(l.conn, &l.bufs)
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !l.p.m.MoreTime(l.conn, &last) {
 			return err
 		}
 	}
 }
 
 // writeAll is bufs.WriteTo(c), which is fast only for connections of package net.
-func writeAll(c net.Conn, bufs *net.Buffers) (int64, error) {
+func writeAll(c net.Conn, bufs *net.Buffers) error {
 	if own, ok := c.(interface {
 		writeBuffers(*net.Buffers) (int64, error)
 	}); ok {
-		return own.writeBuffers(bufs)
+		_, err := own.writeBuffers(bufs)
+		return err
 	}
-	return bufs.WriteTo(c)
+	_, err := bufs.WriteTo(c)
+	return err
 }
 
 // leave is the end of the goroutine.

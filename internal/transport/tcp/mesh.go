@@ -14,7 +14,7 @@ import (
 	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
 
-var limits = mesh.Limits{Close: time.Second, Abort: 500 * time.Millisecond, AbortStep: 200 * time.Millisecond}
+var limits = mesh.Limits{Close: time.Second, Step: 200 * time.Millisecond}
 
 const (
 	// reasonLimit is how long a peer may take to say, on the first connection, why another

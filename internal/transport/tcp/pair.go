@@ -154,9 +154,6 @@ func (p *pair) Finish(f *transport.Fault, writeBy time.Time) {
 	}
 	p.Ending = true
 	past := time.Unix(1, 0)
-	if f != nil && p.m.opts.TLS != nil {
-		writeBy = p.m.EndBy() // a TLS connection does not survive a deadline
-	}
 	p.first.conn.SetWriteDeadline(writeBy)
 	p.first.conn.SetReadDeadline(past)
 	p.first.wakeWriter()

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -332,8 +333,8 @@ func TestPeerDies(t *testing.T) {
 	}
 }
 
-// A peer that has stopped reading, with its socket full, delays neither Abort
-// nor Close, and the buffers are given back.
+// A peer that has stopped reading, with its socket full, does not delay Abort, and Close ends.
+// The buffers are given back.
 func TestAbortPastStoppedPeer(t *testing.T) {
 	m, _, c := alone(t)
 	const n = 64 << 20
@@ -411,6 +412,52 @@ func TestAbortBehindPiece(t *testing.T) {
 		break
 	}
 	require.Error(t, wait(t, s))
+}
+
+// Nothing comes through for as long as TCP waits for a packet that is lost twice, or for longer while this process
+// waits for a CPU. The peer still gets the rest of a message, and the reason behind it.
+func TestAbortThroughSilence(t *testing.T) {
+	for name, c := range map[string]struct{ late, silence time.Duration }{
+		"lost packets": {0, 600 * time.Millisecond}, "this process is late": {time.Second, 5 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := mustFill(t, Options{Host: "127.0.0.1", Poll: -1})
+				ms := []*Mesh{newMesh(0, 2, o), newMesh(1, 2, o)}
+				ms[0].Late = func(time.Time) time.Duration { return c.late }
+				var wg sync.WaitGroup
+				silent := make(chan struct{})
+				ours, to := net.Pipe()
+				from, theirs := net.Pipe()
+				wg.Go(func() {
+					defer from.Close()
+					io.CopyN(from, to, 100<<10)
+					<-silent
+					io.Copy(from, to)
+				})
+				wg.Go(func() {
+					defer to.Close()
+					io.Copy(to, from)
+				})
+				for i, conn := range []net.Conn{ours, theirs} {
+					require.NoError(t, ms[i].attach(1-i, conn, helloOf(uint32(1-i), 2, 0, token{})))
+				}
+				const n = 300 << 10
+				r, s := recv(ms[1], 0, 1, make([]byte, n)), send(ms[0], 1, 1, make([]byte, n))
+				synctest.Wait()
+				ms[0].Abort(transport.NewFault(transport.FaultCorrupted, 1, 0, errMessageCorrupted))
+				time.Sleep(c.silence)
+				close(silent)
+				require.ErrorContains(t, failed(t, ms[1]), "link between 0 and 1: bytes of a message")
+				require.NoError(t, wait(t, r))
+				require.NoError(t, wait(t, s))
+				for _, m := range ms {
+					require.NoError(t, m.Close())
+				}
+				wg.Wait()
+			})
+		})
+	}
 }
 
 // The goodbye on the first connection may be faster than data on others: they

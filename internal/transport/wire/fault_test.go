@@ -648,7 +648,7 @@ func TestClose(t *testing.T) {
 			c.reads.Store(1 << 40)
 			c.writes.Store(1 << 40)
 			m := New(0, 2, Options{})
-			m.Limits = mesh.Limits{Close: 100 * time.Millisecond, Abort: time.Second, AbortStep: 20 * time.Millisecond}
+			m.Limits = mesh.Limits{Close: 100 * time.Millisecond, Step: 20 * time.Millisecond}
 			m.Late = func(time.Time) time.Duration { return time.Second }
 			require.NoError(t, m.Attach(1, c))
 			next(t, b) // HELLO

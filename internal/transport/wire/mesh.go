@@ -15,7 +15,7 @@ import (
 // slot of its own and then takes about 150 bytes, so a hostile peer costs at most 40 MiB.
 const maxNotices = 1 << 18
 
-var limits = mesh.Limits{Close: time.Second, Abort: 500 * time.Millisecond, AbortStep: 100 * time.Millisecond}
+var limits = mesh.Limits{Close: time.Second, Step: 100 * time.Millisecond}
 
 // Options is what package rendezvous sets. The zero value works.
 type Options struct {

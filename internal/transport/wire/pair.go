@@ -431,15 +431,15 @@ func (p *pair) pad() error {
 	return err
 }
 
-// flush writes p.buffers. At the end of a mesh there is a deadline, which moves on while the
-// peer keeps reading, or while this goroutine may not have had the CPU.
+// flush writes p.buffers. At the end of a mesh there is a deadline, which moves on while this
+// goroutine may not have had the CPU.
 func (p *pair) flush() error {
 	p.rest = p.buffers
 	to := p.carrier()
 	var last mesh.LastWrites
 	for {
-		n, err := p.rest.WriteTo(to)
-		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !p.m.MoreTime(p.conn, &last, n) {
+		_, err := p.rest.WriteTo(to)
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !p.m.MoreTime(p.conn, &last) {
 			return err
 		}
 	}
@@ -464,7 +464,7 @@ func (p *pair) writeFailed(unsent []item) {
 	case end != nil:
 		p.Stranded.Complete(end)
 	case p.Gone == nil:
-		p.conn.SetReadDeadline(time.Now().Add(m.Limits.Abort))
+		p.conn.SetReadDeadline(time.Now().Add(m.Limits.Close))
 	case !p.Stranded.Empty():
 		m.Fail(p.Gone)
 	}

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const patience = time.Minute
 
 // patient are limits for peers that read, however slow the machine is.
-var patient = mesh.Limits{Close: patience, Abort: patience, AbortStep: patience}
+var patient = mesh.Limits{Close: patience, Step: patience}
 
 // tcpPair returns both ends of a loopback connection.
 func tcpPair(t testing.TB) (net.Conn, net.Conn) {

@@ -41,7 +41,7 @@ type PublisherOptions struct {
 	Bucket int
 	// Timeout is the longest time in which a receiver takes no bucket, the longest time until it
 	// acknowledges an update, and the longest time of its joining; 0 means DefaultTimeout. A receiver
-	// that takes longer is dropped. An update waits at most this long for receivers that stall. It does not wait
+	// that takes longer is dropped. An update that has been sent waits at most this long for receivers that stall. It does not wait
 	// for a new receiver that has not taken a version yet.
 	Timeout time.Duration
 	// Full sends all elements in every update. The publisher then compares nothing.

@@ -54,6 +54,35 @@ func TestRootsFiles(t *testing.T) {
 	})
 }
 
+// TestACL: an access control list that lets another user write shows as rights of the group.
+func TestACL(t *testing.T) {
+	x := tree{t, t.TempDir()}
+	x.dir("d", 0o755)
+	x.file("d/f", 0o600)
+	list := func(rights byte) []byte {
+		b := []byte{2, 0, 0, 0}
+		for _, e := range [][3]byte{{1, 6}, {2, rights, other & 0xff}, {4, 0}, {16, rights}, {32, 0}} { // owner, user, group, mask, others
+			b = append(b, e[0], 0, e[1], 0, e[2], 0, 0, 0)
+		}
+		return b
+	}
+	set := func(name string, rights byte) {
+		if err := syscall.Setxattr(x.path(name), "system.posix_acl_access", list(rights), 0); err != nil {
+			t.Skip("no access control lists here: ", err)
+		}
+	}
+	set("d/f", 4)
+	_, _, err := ownfile.ReadTrusted(x.path("d/f"), true)
+	require.NoError(t, err, "the user may read it, as a group may")
+	set("d/f", 6)
+	_, _, err = ownfile.ReadTrusted(x.path("d/f"), true)
+	require.ErrorContains(t, err, "/d/f can be written by users or groups of its access control list: setfacl -b")
+	x.file("d/g", 0o600)
+	set("d", 7)
+	_, _, err = ownfile.ReadTrusted(x.path("d/g"), true)
+	require.ErrorContains(t, err, "/d can be written by users or groups of its access control list")
+}
+
 const namespaced = "OWNFILE_TEST_PATH"
 
 // TestUserNamespace: in a namespace that has only this user, all other owners look alike. Directories of

@@ -77,6 +77,8 @@ func check(path string, info os.FileInfo, onTheWay bool) error {
 		return nil
 	case mode.Perm()&0o002 != 0:
 		return fmt.Errorf("%s can be written by every user: chmod go-w, or choose another directory", path)
+	case mode.Perm()&0o020 != 0 && hasACL(path):
+		return fmt.Errorf("%s can be written by users or groups of its access control list: setfacl -b, or choose another directory", path)
 	case mode.Perm()&0o020 != 0 && s.Gid != 0 && int(s.Gid) != os.Getegid():
 		return fmt.Errorf("%s can be written by group %d, which is not this process's own: chmod go-w, or choose another directory", path, s.Gid)
 	}

@@ -1,0 +1,5 @@
+//go:build unix && !linux
+
+package ownfile
+
+func hasACL(string) bool { return false }

@@ -75,3 +75,16 @@ func TestForeignDump(t *testing.T) {
 	require.ErrorContains(t, err, link+" is a link that another user has made: choose a directory of your own")
 	require.Equal(t, secondRun, read(t, dir, "rank_0")[0].Run)
 }
+
+// TestReadFile: a file of another user that has the name of a dump takes neither memory nor time.
+func TestReadFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "rank_0")
+	require.NoError(t, syscall.Mkfifo(name, 0o666))
+	_, err := ReadFile(name)
+	require.EqualError(t, err, "trace: "+name+" is no regular file")
+	require.NoError(t, os.Remove(name))
+	require.NoError(t, os.WriteFile(name, nil, 0o666))
+	require.NoError(t, os.Truncate(name, 1<<40))
+	_, err = ReadFile(name)
+	require.EqualError(t, err, "trace: "+name+" has more than 268435456 bytes, and is no dump")
+}

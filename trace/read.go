@@ -4,11 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/c10d-go/c10d/internal/ownfile"
 )
 
 // File is a dump: of this library, or of PyTorch's flight recorder.
@@ -52,9 +53,15 @@ type Entry struct {
 	described string // the description of the group
 }
 
-// ReadFile reads a dump from a file: see Parse.
+// maxDump is the most bytes of a dump: 13 KB for each of 20000 operations.
+const maxDump = 256 << 20
+
+// ReadFile reads a dump from a regular file of at most 256 MiB: see Parse.
 func ReadFile(name string) (*File, error) {
-	data, err := os.ReadFile(name)
+	data, err := ownfile.Read(name, maxDump+1)
+	if err == nil && len(data) > maxDump {
+		err = fmt.Errorf("%s has more than %d bytes, and is no dump", name, maxDump)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // Job is the dumps of a job's ranks, merged.
@@ -362,7 +363,7 @@ func (j *Job) look(key callKey, by map[int]*Entry, last map[member]known, blame 
 	j.Late = append(j.Late, Late{key.group, by[rank].Op, key.number, rank, late})
 }
 
-// Print writes the report for people, with at most n late calls.
+// Print writes the report for people, with at most n late calls. What a terminal would obey becomes question marks.
 func (j *Job) Print(w io.Writer, n int) error {
 	b := new(strings.Builder)
 	fmt.Fprintf(b, "%s of ranks %s", count(len(j.Ranks), "dump"), list(j.Ranks))
@@ -410,7 +411,12 @@ func (j *Job) Print(w io.Writer, n int) error {
 	for _, l := range j.Late[:min(n, len(j.Late))] {
 		fmt.Fprintf(b, "  rank %-4d %10v  %s, collective %d of group %q\n", l.Rank, l.By.Round(time.Microsecond), l.Op, l.Number, l.Group)
 	}
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(w, strings.Map(func(r rune) rune {
+		if r != '\n' && !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, b.String()))
 	return err
 }
 

@@ -6,8 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -87,4 +89,17 @@ func TestReadFile(t *testing.T) {
 	require.NoError(t, os.Truncate(name, 1<<40))
 	_, err = ReadFile(name)
 	require.EqualError(t, err, "trace: "+name+" has more than 268435456 bytes, and is no dump")
+}
+
+// TestEscapes: a dump has no text that a terminal obeys.
+func TestEscapes(t *testing.T) {
+	j, err := Merge([]*File{{
+		Name: "rank_0", Groups: map[string][]int{"0": {0, 1}},
+		Entries: []Entry{{Group: "0", Op: "all_\x1b[2Jreduce", Collective: 1, State: "started", Called: time.Unix(1, 0), Error: "\x1b]0;title\a\nline\u202e"}},
+	}})
+	require.NoError(t, err)
+	var text strings.Builder
+	require.NoError(t, j.Print(&text, 1))
+	require.Contains(t, text.String(), "stuck: all_?[2Jreduce, collective 1")
+	require.Contains(t, text.String(), "?]0;title?\nline?\n")
 }

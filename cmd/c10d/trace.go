@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 
+	"github.com/c10d-go/c10d/internal/ownfile"
 	"github.com/c10d-go/c10d/trace"
 )
 
@@ -88,13 +91,16 @@ func writeChrome(name string, j *trace.Job) error {
 	if _, err := trace.ReadFile(name); err == nil {
 		return fmt.Errorf("-o: %s is a rank's dump: name another file for the trace", name)
 	}
-	f, err := os.Create(name)
-	if err != nil {
-		return err
-	}
-	if err := j.WriteChrome(f); err != nil {
-		f.Close()
+	var b bytes.Buffer
+	if err := j.WriteChrome(&b); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	return f.Close()
+	info, err := os.Lstat(name)
+	switch {
+	case err != nil || info.Mode().IsRegular():
+		return ownfile.Replace(name, b.Bytes())
+	case ownfile.Foreign(info):
+		return ownfile.Explain(name, errors.New("-o: no file of this user"))
+	}
+	return os.WriteFile(name, b.Bytes(), 0o600) // such as /dev/stdout
 }

@@ -157,7 +157,7 @@ var layers = []layer{
 	{"internal/typecheck", nil},
 	{"cmd/...", []string{
 		"tensor", "work", "trace/...", "store/...", "backend/...", "pg", "ddp",
-		"internal/credentials", "internal/faults", "internal/launch/...", "internal/script", "internal/plan", "internal/choice", "internal/cluster", "internal/ways", "internal/simulate",
+		"internal/credentials", "internal/faults", "internal/launch/...", "internal/ownfile", "internal/script", "internal/plan", "internal/choice", "internal/cluster", "internal/ways", "internal/simulate",
 		"golang.org/x/sys/...", "golang.org/x/term",
 	}},
 

@@ -17,8 +17,8 @@ import (
 
 // TestLargeLayouts: a layout takes no memory. One for whose versions the host has none is refused, and so are small buckets.
 func TestLargeLayouts(t *testing.T) {
-	layoutOf := func(bucket, size int) []byte {
-		l := &layout{bucket: bucket, params: []Param{{"w", tensor.Uint8, []int{size}}}}
+	layoutOf := func(bucket int, size int64) []byte {
+		l := &layout{bucket: bucket, params: []Param{{"w", tensor.Uint8, []int{int(size)}}}}
 		return frame(kindInit, l.encode())
 	}
 	for name, c := range map[string]struct {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -34,8 +35,11 @@ type clients struct {
 	clock   atomic.Int64 // counts connections; the time by which clients are silent
 	held    atomic.Int64 // the sum of account.held
 	refused atomic.Int64
+	taking  sync.Mutex // see holdUpTo
+	turns   int64      // how often it was taken
 
 	mu        sync.Mutex
+	leaving   int64 // the part of held of connections that were closed and have not ended
 	closed    bool
 	sessions  map[*session]struct{}
 	in        [standings]int                 // how many there are; for outside, minus the number of all
@@ -47,12 +51,14 @@ type clients struct {
 type account struct {
 	last atomic.Int64 // clients.clock when its last request came
 	held atomic.Int64 // bytes, see ServerOptions.MaxHeld
+	turn atomic.Int64 // clients.turns when it last took room for a long value
 
 	// Guarded by clients.mu.
 	from  netip.Addr
 	at    *[standings]int // in clients.addresses
 	spoke bool            // has sent a whole message
 	put   error           // why the server has closed it
+	freed int64           // bytes in clients.leaving
 }
 
 var (
@@ -125,7 +131,6 @@ func (t *clients) move(c *session, to int32) {
 	}
 	delete(t.sessions, c)
 	delete(t.old, c)
-	t.held.Add(-c.held.Swap(0))
 	if c.at[outside] == 0 {
 		delete(t.addresses, c.from)
 	}
@@ -166,6 +171,9 @@ func (t *clients) leave(c *session, refused bool) error {
 	if c.peer.standing.Load() != outside {
 		t.move(c, outside)
 	}
+	t.held.Add(-c.held.Swap(0))
+	t.leaving -= c.freed
+	c.freed = 0
 	if refused && c.put == nil && !t.closed {
 		t.refused.Add(1)
 	}
@@ -218,6 +226,8 @@ func (t *clients) first(may func(*session) bool) (first *session) {
 func (t *clients) evict(c *session, why error) {
 	t.refused.Add(1)
 	t.move(c, outside)
+	c.freed = c.held.Load()
+	t.leaving += c.freed
 	c.put = why
 	c.raw.Close()
 }
@@ -237,46 +247,79 @@ func (c *session) hold(n int64) {
 	if c.peer.standing.Load() == outside {
 		t.held.Add(-c.held.Swap(0))
 	} else if all > t.maxHeld && n > 0 {
-		t.relieve(c)
+		t.relieve(nil, 0)
 	}
 }
 
-// relieve closes connections if the server holds more than maxHeld, until a 64th is free: those for which it holds
-// most, and only guests while guests have more than half. Of equal ones the one that asks goes first.
-func (t *clients) relieve(asks *session) {
+// holdUpTo is hold if the sum stays within a limit, and reports whether it does.
+func (c *session) holdUpTo(limit, n int64) bool {
+	t := c.server.clients
+	t.taking.Lock()
+	defer t.taking.Unlock()
+	if t.held.Load()+n > limit {
+		return false
+	}
+	t.turns++
+	c.turn.Store(t.turns)
+	c.hold(n)
+	return true
+}
+
+// long is how much a server holds for one client with a long request. An eighth of it for each false rank fits
+// into MaxHeld.
+const long = 256 << 10
+
+// relieve closes connections if the server would hold more than maxHeld with so many bytes more for one, until a
+// 64th is free. First those go that have long requests, the oldest first, and then those for which it holds most,
+// but only guests while guests have more than half.
+func (t *clients) relieve(one *session, more int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.held.Load() <= t.maxHeld {
+	now := func() int64 { return t.held.Load() - t.leaving + more }
+	if now() <= t.maxHeld {
 		return
 	}
 	type holder struct {
 		*session
-		n int64
+		n     int64
+		order int64
 	}
 	var all []holder
 	var guests int64
 	for c := range t.sessions {
-		if n := c.held.Load(); n > 0 {
-			if c.peer.standing.Load() < claimed {
-				guests += n
-			}
-			if c == asks {
-				n++
-			}
-			all = append(all, holder{c, n})
+		n := c.held.Load()
+		if c == one {
+			n += more
 		}
+		if c.peer.standing.Load() < claimed {
+			guests += n
+		}
+		if n == 0 || c == one {
+			continue
+		}
+		order := -n
+		if n >= long {
+			order = math.MinInt64 + c.turn.Load()
+		}
+		all = append(all, holder{c, n, order})
 	}
-	slices.SortFunc(all, func(a, b holder) int { return cmp.Compare(b.n, a.n) })
+	slices.SortFunc(all, func(a, b holder) int { return cmp.Compare(a.order, b.order) })
 	for _, c := range all {
-		held, isGuest := t.held.Load(), c.peer.standing.Load() < claimed
 		switch {
-		case held <= t.maxHeld-t.maxHeld/64:
+		case now() <= t.maxHeld-t.maxHeld/64:
 			return
-		case isGuest:
+		case c.peer.standing.Load() < claimed:
 			guests -= c.n
 		case guests > t.maxHeld/2:
 			continue
 		}
-		t.evict(c.session, fmt.Errorf("the server holds %d bytes for its clients, %d of them for this one; ServerOptions.MaxHeld is %d: %w", held, c.n, t.maxHeld, store.ErrTooLarge))
+		t.holdsTooMuch(c.session, c.n)
+	}
+}
+
+// holdsTooMuch closes c, for which the server would hold n bytes. t.mu is held.
+func (t *clients) holdsTooMuch(c *session, n int64) {
+	if c.peer.standing.Load() != outside {
+		t.evict(c, fmt.Errorf("the server holds %d bytes for its clients, and would hold %d for this one; ServerOptions.MaxHeld is %d: %w", t.held.Load(), n, t.maxHeld, store.ErrTooLarge))
 	}
 }

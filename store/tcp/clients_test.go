@@ -100,7 +100,7 @@ func TestFalseRanks(t *testing.T) {
 			}
 			works(t, join(t, s.Addr().String(), Options{WorldSize: 2, Rank: 1}))
 			works(t, first)
-			require.LessOrEqual(t, s.clients.in[claimed], 30)
+			require.LessOrEqual(t, ranksOf(s), 30)
 		})
 	}
 }
@@ -262,12 +262,14 @@ func TestReplyTimeout(t *testing.T) {
 		deaf.request(v2d, keyed(qGet, "big"))
 	}
 	until(t, func() bool { return s.Stats().Clients == 0 })
-	require.Zero(t, s.clients.held.Load())
+	until(t, func() bool { return s.clients.held.Load() == 0 })
 }
 
 // What the server holds has one limit for all clients together. The one for which it holds most goes.
 func TestMaxHeld(t *testing.T) {
 	part := func(n, of int) []byte { return cat(1, "/k", uint64(of), make([]byte, n)) }
+	defer func(d time.Duration) { roomWait = d }(roomWait)
+	roomWait = time.Millisecond
 	held := func(s *Server, least int64) { until(t, func() bool { return s.clients.held.Load() >= least }) }
 	t.Run("requests", func(t *testing.T) {
 		s := serve(t, ServerOptions{MaxHeld: 600 << 10})
@@ -283,7 +285,7 @@ func TestMaxHeld(t *testing.T) {
 		small.open(v2d)
 		other.send(make([]byte, 10<<10))
 		other.open(v2d)
-		require.Zero(t, s.clients.held.Load())
+		until(t, func() bool { return s.clients.held.Load() == 0 })
 	})
 	t.Run("guests have half", func(t *testing.T) {
 		s := serve(t, ServerOptions{MaxHeld: 600 << 10})
@@ -295,6 +297,17 @@ func TestMaxHeld(t *testing.T) {
 		held(s, 450<<10)
 		other.send(part(190<<10, 190<<10+1))
 		guest.closed()
+		rank.send(make([]byte, 10<<10))
+		rank.open(v2d)
+	})
+	t.Run("more than all", func(t *testing.T) {
+		s := serve(t, ServerOptions{MaxHeld: 600 << 10})
+		rank, large := talk(t, s, v2d), talk(t, s, v2d)
+		rank.count(v2d)
+		rank.send(part(390<<10, 400<<10))
+		held(s, 400<<10)
+		large.send(part(100<<10, 700<<10))
+		large.closed()
 		rank.send(make([]byte, 10<<10))
 		rank.open(v2d)
 	})
@@ -319,11 +332,11 @@ func TestMaxHeld(t *testing.T) {
 		second.request(v2d, waitFor(many(120)...))
 		second.closed()
 		asked := talkNative(t, s)
-		asked.ask(1, waitFor(many(120)...))
+		asked.ask(1, waitFor(many(600)...))
 		asked.closed()
 		require.NoError(t, first.Close())
 		until(t, func() bool { return s.Stats().Waiting == 0 })
-		require.Zero(t, s.clients.held.Load())
+		until(t, func() bool { return s.clients.held.Load() == 0 })
 	})
 	t.Run("wills", func(t *testing.T) {
 		s := serve(t, ServerOptions{MaxHeld: 20 << 10})
@@ -348,10 +361,43 @@ func TestMaxHeld(t *testing.T) {
 		for i := range 60 {
 			require.NoError(t, good.Set(t.Context(), strconv.Itoa(i), make([]byte, 1<<20)))
 		}
+		require.Zero(t, s.Stats().Refused) // they are stored anyway
+		for i := range 60 {
+			_, err := good.Delete(t.Context(), strconv.Itoa(i))
+			require.NoError(t, err)
+		}
 		until(t, func() bool { return s.Stats().Refused == 1 })
 		works(t, good)
-		require.Zero(t, s.clients.held.Load())
+		until(t, func() bool { return s.clients.held.Load() == 0 })
+		require.Zero(t, lent(s))
 	})
+}
+
+// However many clients read a long value at once, and however slowly, they stay.
+func TestManyReadersOfALongValue(t *testing.T) {
+	s := serve(t, ServerOptions{World: 2})
+	good := join(t, s.Addr().String(), Options{})
+	const size = 8 << 20
+	require.NoError(t, good.Set(t.Context(), "x", make([]byte, size)))
+	var all []*raw
+	for range 10 {
+		c := talk(t, s, v2d)
+		c.request(v2d, keyed(qGet, "x"))
+		all = append(all, c)
+	}
+	for _, c := range all {
+		_, err := c.r.Discard(8 + size)
+		require.NoError(t, err)
+		c.open(v2d)
+	}
+	until(t, func() bool { return s.clients.held.Load() == 0 })
+	require.Zero(t, lent(s))
+}
+
+func lent(s *Server) int {
+	s.data.mu.Lock()
+	defer s.data.mu.Unlock()
+	return len(s.data.lent)
 }
 
 // The server keeps nothing of a request that it has answered.
@@ -455,4 +501,53 @@ func TestListingHoldsNothingUp(t *testing.T) {
 		require.Len(t, keys, int(n))
 	}
 	deaf.open(v2d)
+}
+
+// Ranks that all set a longest value at once wait for each other.
+func TestLongValuesAtOnce(t *testing.T) {
+	const ranks = 12
+	s := serve(t, ServerOptions{World: 2}) // 20 MiB
+	var all []<-chan error
+	value := make([]byte, 8<<20)
+	for r := range ranks {
+		rank := join(t, s.Addr().String(), Options{WorldSize: ranks, Rank: r, NoWait: r < ranks-1})
+		all = append(all, go1(func() error { return rank.Set(t.Context(), strconv.Itoa(r), value) }))
+	}
+	for _, err := range all {
+		require.NoError(t, await(t, err))
+	}
+	require.Zero(t, s.Stats().Refused)
+}
+
+// False ranks that hold much less than a longest value each, and together all, do not keep a rank from writing one.
+func TestFalseRanksHoldRoom(t *testing.T) {
+	defer func(d time.Duration) { roomWait = d }(roomWait)
+	roomWait = 50 * time.Millisecond
+	s := serve(t, ServerOptions{World: 2, Job: "j"})
+	rank := join(t, s.Addr().String(), Options{Job: "j"})
+	for range perRank*2 - 1 {
+		c := talk(t, s, v2d)
+		c.count(v2d)
+		go c.Write(cat(1, "/k", uint64(1200<<10), make([]byte, 1100<<10)))
+	}
+	until(t, func() bool { return s.clients.held.Load() > 14<<20 })
+	require.NoError(t, rank.Set(t.Context(), "x", make([]byte, 8<<20)))
+}
+
+// Ranks that all wait for the keys of all, as those of one group do when they meet, have room for that.
+func TestEachWaitsForAll(t *testing.T) {
+	for name, ranks := range map[string]int{"the world is known": 1024, "the world is unknown": 512} {
+		t.Run(name, func(t *testing.T) {
+			opts := ServerOptions{World: ranks}
+			if name == "the world is unknown" {
+				opts.World = 0
+			}
+			keys := make([]string, ranks)
+			for i := range keys {
+				keys[i] = fmt.Sprintf("/attempt_0/default/%04d", i)
+			}
+			waits := (&waiter{peer: &peer{dialect: native}, req: request{query: qWait, keys: keys}}).cost()
+			require.Less(t, int64(ranks)*waits, opts.withDefaults().MaxHeld)
+		})
+	}
 }

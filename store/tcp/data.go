@@ -26,6 +26,7 @@ type data struct {
 	keys    map[string][]byte
 	queues  map[string][][]byte  // none is empty
 	waits   map[string]*waitList // none is empty
+	lent    map[*byte]*loan      // by a long value's first byte
 	bytes   int64                // see cost
 	limits  Limits
 	memory  int64     // limit of bytes, 0 for none; see charge
@@ -57,6 +58,12 @@ type peer struct {
 	parked []*waiter          // what could be answered, had out room for it
 }
 
+// loan has the peers that are to be sent a stored value. Its bytes count for them once it is stored no more.
+type loan struct {
+	peers   []*peer
+	counted int64 // for each
+}
+
 // will is a COMPARE_SET to be carried out when the connection has ended.
 type will struct{ expected, desired []byte }
 
@@ -85,8 +92,14 @@ type waiter struct {
 	next   int // the index of the key waited for, in the native one
 }
 
-// cost is what w counts in ServerOptions.MaxHeld.
-func (w *waiter) cost() int64 { return int64(w.req.held() + overhead*len(w.req.keys)) }
+// cost is what w counts in ServerOptions.MaxHeld. A native waiter has one place, and further keys are strings only.
+func (w *waiter) cost() int64 {
+	places := len(w.req.keys)
+	if w.peer.dialect == native {
+		places = 1
+	}
+	return int64(w.req.held() + perKey*len(w.req.keys) + overhead*places)
+}
 
 // place is one waiter's place in the list of a key.
 type place struct {
@@ -103,11 +116,15 @@ type waitList struct{ first, last *place }
 // about a map entry with two headers, rounded up as memory is.
 const overhead = 128
 
+// perKey is the size counted for a string besides its bytes.
+const perKey = 32
+
 func newData(limits Limits, memory int64) *data {
 	return &data{
 		keys:   make(map[string][]byte),
 		queues: make(map[string][][]byte),
 		waits:  make(map[string]*waitList),
+		lent:   make(map[*byte]*loan),
 		limits: limits,
 		memory: memory,
 	}
@@ -148,11 +165,18 @@ func (d *data) leave(p *peer) (woken []*peer) {
 	d.passOn(p, &woken)
 	for key, w := range p.wills {
 		// There is nobody to tell that it is refused, for example by the limit of memory.
-		_ = d.apply(p, &request{query: qCompareSet, keys: one(key), vals: [][]byte{w.expected, w.desired}}, &d.scratch, &woken)
-		d.scratch.reset()
+		_ = d.apply(p, &request{query: qCompareSet, keys: one(key), vals: [][]byte{w.expected, w.desired}}, &p.out, &woken)
 	}
 	p.wills = nil
+	d.takeBack(p, p.out.take().lent)
 	return woken
+}
+
+// sent notes that a peer's replies have been sent, with these values.
+func (d *data) sent(p *peer, values [][]byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.takeBack(p, values)
 }
 
 // listed is how many keys a listing takes while it holds mu, for about 40 microseconds.
@@ -235,6 +259,46 @@ func (d *data) resume(p *peer) {
 
 // The rest is called with mu held.
 
+// lend adds a stored value to a reply.
+func (d *data) lend(p *peer, out *output, value []byte) {
+	out.blob(value)
+	if len(value) <= copied {
+		return
+	}
+	out.lend(value)
+	l := d.lent[&value[0]]
+	if l == nil {
+		l = new(loan)
+		d.lent[&value[0]] = l
+	}
+	l.peers = append(l.peers, p)
+}
+
+// takeBack ends loans to p.
+func (d *data) takeBack(p *peer, values [][]byte) {
+	for _, v := range values {
+		l := d.lent[&v[0]]
+		i := slices.Index(l.peers, p)
+		if l.peers = slices.Delete(l.peers, i, i+1); len(l.peers) == 0 {
+			delete(d.lent, &v[0])
+		}
+		p.session.hold(-l.counted)
+	}
+}
+
+// drops notes that a value is stored no more.
+func (d *data) drops(value []byte) {
+	if len(value) <= copied {
+		return
+	}
+	if l := d.lent[&value[0]]; l != nil {
+		l.counted = int64(len(value))
+		for _, p := range l.peers {
+			p.session.hold(l.counted)
+		}
+	}
+}
+
 // take carries out a new request of the native dialect.
 func (d *data) take(p *peer, id uint32, r *request, woken *[]*peer) error {
 	if r.query != qGiveUp && p.uses(id) {
@@ -279,6 +343,7 @@ func (d *data) serve(p *peer, id uint32, r *request, woken *[]*peer) error {
 	} else if status := refused(err); status != done {
 		p.out.frame(id, status, []byte(err.Error()), nil)
 		err = nil
+		d.takeBack(p, body.lent)
 	}
 	body.reset()
 	return err
@@ -353,7 +418,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 		expected, desired := r.vals[0], r.vals[1]
 		switch {
 		case ok && !bytes.Equal(held, expected):
-			out.blob(held)
+			d.lend(p, out, held)
 		case !ok && len(expected) > 0:
 			out.blob(expected)
 		default:
@@ -362,11 +427,11 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 					return err
 				}
 			}
-			out.blob(desired)
+			d.lend(p, out, d.keys[key])
 		}
 
 	case qGet:
-		out.blob(d.keys[key])
+		d.lend(p, out, d.keys[key])
 
 	case qAdd:
 		n, err := d.add(p, key, r.num)
@@ -405,6 +470,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 		if ok {
 			n = 1
 			d.bytes -= cost(key, held)
+			d.drops(held)
 			delete(d.keys, key)
 		}
 		out.int64(n)
@@ -430,7 +496,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 		}
 		out.reserve(small + 8*len(r.keys))
 		for _, k := range r.keys {
-			out.blob(d.keys[k])
+			d.lend(p, out, d.keys[k])
 		}
 
 	case qMultiSet:
@@ -549,6 +615,9 @@ func (d *data) put(p *peer, key string, value []byte) error {
 	}
 	if err := d.charge(p, key, more); err != nil {
 		return err
+	}
+	if held := d.keys[key]; len(held) > 0 && (len(value) == 0 || &held[0] != &value[0]) { // not in place, as APPEND may be
+		d.drops(held)
 	}
 	d.keys[key] = value
 	return nil
@@ -770,12 +839,18 @@ func (d *data) passOn(p *peer, woken *[]*peer) {
 // output has the bytes to send to a peer. Large pieces are kept by reference. data fills it with
 // data.mu held, which gives the order; a server takes from it at any time.
 type output struct {
-	mu      sync.Mutex
+	mu sync.Mutex
+	replies
+}
+
+// replies are what an output has.
+type replies struct {
 	head    net.Buffers // the bytes before tail
 	tail    *chunk
 	size    int
-	counted int  // of size, in ServerOptions.MaxHeld
-	held    bool // more can come once this is sent
+	lent    [][]byte // the pieces of head that are stored values, see data.lend
+	counted int      // bytes in ServerOptions.MaxHeld
+	held    bool     // more can come once this is sent
 }
 
 // chunk is a reusable piece of output.
@@ -880,6 +955,7 @@ func (o *output) frame(id uint32, status byte, text []byte, body *output) {
 	for _, b := range body.head {
 		o.add(b)
 	}
+	o.lent = append(o.lent, body.lent...)
 	if t := body.tail; t != nil {
 		o.add(t.b)
 		if len(t.b) > copied {
@@ -890,7 +966,7 @@ func (o *output) frame(id uint32, status byte, text []byte, body *output) {
 
 // reset empties the output for its own use again.
 func (o *output) reset() {
-	o.head, o.size = nil, 0
+	o.head, o.lent, o.size = nil, nil, 0
 	if o.tail != nil {
 		if o.tail.b = o.tail.b[:0]; cap(o.tail.b) > largeChunk {
 			o.tail = nil
@@ -918,22 +994,37 @@ func (o *output) hold() {
 	o.mu.Unlock()
 }
 
-// uncounted returns how many bytes are to be counted in addition, of an output that is not small.
-func (o *output) uncounted() (n int64) {
+// lend notes that a value that was added is a stored one.
+func (o *output) lend(value []byte) {
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.size > copied {
-		n = int64(o.size - o.counted)
-		o.counted = o.size
+	o.lent = append(o.lent, value)
+	o.mu.Unlock()
+}
+
+// count returns how many bytes are to be counted in addition, if there are many.
+func (r *replies) count() (n int64) {
+	own := r.size
+	for _, v := range r.lent {
+		own -= len(v)
+	}
+	if own > copied {
+		n = int64(own - r.counted)
+		r.counted = own
 	}
 	return n
 }
 
-// take empties the output. The caller sends head, then tail, and frees tail.
-func (o *output) take() (head net.Buffers, tail *chunk, size, counted int, held bool) {
+func (o *output) count() int64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	head, tail, size, counted, held = o.head, o.tail, o.size, o.counted, o.held
-	o.head, o.tail, o.size, o.counted, o.held = nil, nil, 0, 0, false
-	return head, tail, size, counted, held
+	return o.replies.count()
+}
+
+// take empties the output. The caller sends head, then tail, and frees tail.
+func (o *output) take() replies {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r := o.replies
+	o.replies = replies{}
+	return r
 }

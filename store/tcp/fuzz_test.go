@@ -128,12 +128,12 @@ func FuzzNative(f *testing.F) {
 			require.LessOrEqual(t, held, limits.Message)
 		}
 		var out []byte
-		head, tail, _, _, _ := p.out.take()
-		for _, piece := range head {
+		sent := p.out.take()
+		for _, piece := range sent.head {
 			out = append(out, piece...)
 		}
-		if tail != nil {
-			out = append(out, tail.b...)
+		if sent.tail != nil {
+			out = append(out, sent.tail.b...)
 		}
 		answers := bufio.NewReader(bytes.NewReader(out))
 		for {

@@ -592,15 +592,15 @@ func TestNativeReplyWaitsUnchanged(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for p, body := range want {
-		head, tail, size, _, _ := p.out.take()
+		r := p.out.take()
 		var got []byte
-		if tail != nil {
-			head = append(head, tail.b)
+		if r.tail != nil {
+			r.head = append(r.head, r.tail.b)
 		}
-		for _, b := range head {
+		for _, b := range r.head {
 			got = append(got, b...)
 		}
-		require.Len(t, got, size)
+		require.Len(t, got, r.size)
 		require.Equal(t, string(cat(u32(uint32(frameHead+len(body))), u32(7), int(done), []byte(body))), string(got))
 	}
 }

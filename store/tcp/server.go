@@ -15,7 +15,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"net"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -38,7 +37,7 @@ type ServerOptions struct {
 
 	// MaxClients is the most connections at a time. One more closes another one, see "Who stays"
 	// in the package's documentation. A PyTorch client up to 2.0 has two connections. Later ones
-	// and a Store of this package have one. 0 means 1024 and 32 for each rank of World, or 16384 if
+	// and a Store of this package have one. 0 means 1024 and 64 for each rank of World, or 16384 if
 	// that is unknown, and half of the process's limit of descriptors at most.
 	MaxClients int
 
@@ -48,10 +47,11 @@ type ServerOptions struct {
 	MaxMemory int64
 
 	// MaxHeld is the most bytes that the server holds for all clients without a certificate or the
-	// token. It counts incomplete requests, waits, wills and unread replies. If there would be more,
-	// the server closes the connections for which it holds most. 0 means 4 MiB and one longest value
-	// (Limits.Value, at least 8 MiB) for each rank of World, for 2 ranks at least and 31 at most: 20
-	// to 252 MiB.
+	// token. It counts incomplete requests, waits, wills and unread replies, but for the values that are
+	// stored. Long values wait for room. If there would still be more, the server closes connections,
+	// see "Who stays". 0 means the sum of 4 MiB, of one longest value (Limits.Value, at least 8 MiB) for
+	// each rank of World, for 2 ranks at least and 31 at most, and of 64 bytes for each pair of ranks,
+	// because each may wait for the keys of all.
 	MaxHeld int64
 
 	// OpeningTimeout limits a client's handshake after its first byte: the rest of VALIDATE, or
@@ -145,12 +145,13 @@ func (o ServerOptions) withDefaults() ServerOptions {
 	const mostRanks = 31
 	mostClients := 1 << 14
 	if o.World > 0 {
-		mostClients = 1<<10 + 32*o.World
+		mostClients = 1<<10 + 64*o.World
 	}
 	o.Limits = o.Limits.withDefaults()
 	o.MaxClients = cmp.Or(o.MaxClients, min(mostClients, descriptorLimit()/2))
 	o.MaxMemory = cmp.Or(o.MaxMemory, 1<<30)
-	o.MaxHeld = cmp.Or(o.MaxHeld, 4<<20+int64(min(max(o.World, 2), mostRanks))*max(8<<20, int64(o.Limits.Value)))
+	world := int64(o.World)
+	o.MaxHeld = cmp.Or(o.MaxHeld, 4<<20+min(max(world, 2), mostRanks)*max(8<<20, int64(o.Limits.Value))+64*world*world)
 	o.OpeningTimeout = cmp.Or(o.OpeningTimeout, 30*time.Second)
 	o.RequestTimeout = cmp.Or(o.RequestTimeout, 2*time.Minute)
 	if o.Logger == nil {
@@ -403,6 +404,11 @@ const (
 	late      = 250 * time.Millisecond
 )
 
+// A long value waits for room for roomWait at most, and looks every roomPause. 600 MB come in 5 s at 1 Gbit/s.
+var roomWait = 5 * time.Second // a variable for tests
+
+const roomPause = 10 * time.Millisecond
+
 func (f *flushed) Read(b []byte) (int, error) {
 	c := f.c
 	if err := c.flush(); err != nil {
@@ -427,14 +433,37 @@ func (f *flushed) Read(b []byte) (int, error) {
 // room counts a request that is not whole, with a buffer for n more bytes.
 func (c *session) room(n int) error {
 	now := c.came + int64(n+perPart*(len(c.req.keys)+len(c.req.vals)))
-	c.hold(now - c.reading)
-	if t := c.server.clients; t.held.Load() > t.maxHeld/2 {
-		runtime.Gosched() // those that were closed free their memory
-	}
+	c.take(now - c.reading)
 	if c.reading = now; c.peer.standing.Load() == outside {
 		return net.ErrClosed
 	}
 	return nil
+}
+
+// take is hold for n more bytes of a request. For many more it waits until there is room: others' requests will be
+// whole soon. After roomWait it closes others.
+func (c *session) take(n int64) {
+	t := c.server.clients
+	switch {
+	case n <= wholePiece || c.peer.standing.Load() == proved:
+		c.hold(n)
+		return
+	case c.held.Load()+n > t.maxHeld:
+		t.mu.Lock()
+		t.holdsTooMuch(c, c.held.Load()+n)
+		t.mu.Unlock()
+		return
+	}
+	limit := t.maxHeld - t.maxHeld/8
+	for begun := time.Now(); c.peer.standing.Load() != outside && c.server.ctx.Err() == nil; time.Sleep(roomPause) {
+		if c.holdUpTo(limit, n) {
+			return
+		}
+		if time.Since(begun) > roomWait {
+			limit = t.maxHeld
+			t.relieve(c, n)
+		}
+	}
 }
 
 // limit sets a deadline for reads until whole.
@@ -588,31 +617,31 @@ func (c *session) flush() error {
 // have been sent.
 func (c *session) send() error {
 	for {
-		head, tail, size, counted, held := c.peer.out.take()
-		if size > copied {
-			c.hold(int64(size - counted))
-			counted = size
-		}
-		if size > 0 {
+		r := c.peer.out.take()
+		c.hold(r.count())
+		if r.size > 0 {
 			c.conn.SetWriteDeadline(time.Now().Add(c.server.opts.RequestTimeout))
 		}
 		var err error
 		switch {
-		case head != nil:
-			if tail != nil {
-				head = append(head, tail.b)
+		case r.head != nil:
+			if r.tail != nil {
+				r.head = append(r.head, r.tail.b)
 			}
-			_, err = head.WriteTo(c.conn)
-		case tail != nil:
-			_, err = c.conn.Write(tail.b)
+			_, err = r.head.WriteTo(c.conn)
+		case r.tail != nil:
+			_, err = c.conn.Write(r.tail.b)
 		}
-		tail.free()
-		c.hold(-int64(counted))
+		r.tail.free()
+		c.hold(-int64(r.counted))
+		if r.lent != nil {
+			c.server.data.sent(&c.peer, r.lent)
+		}
 		if err != nil {
 			c.raw.Close()
 			return err
 		}
-		if !held {
+		if !r.held {
 			return nil
 		}
 		c.server.data.resume(&c.peer)
@@ -680,7 +709,7 @@ func (c *session) wake(peers []*peer) {
 		if o == c {
 			continue
 		}
-		o.hold(p.out.uncounted())
+		o.hold(p.out.count())
 		if o.waking.CompareAndSwap(false, true) {
 			c.server.wg.Go(func() {
 				o.waking.Store(false)

@@ -692,8 +692,8 @@ func TestCloseAwaitsWriter(t *testing.T) {
 	woken, err := d.do(new(peer), 0, keyed(qSet, "k", []byte("v")))
 	require.NoError(t, err)
 	require.Equal(t, []*peer{p}, woken)
-	head, tail, _, _, _ := p.out.take()
-	require.Empty(t, head)
+	r := p.out.take()
+	require.Empty(t, r.head)
 	closed := make(chan struct{})
 	go func() {
 		server.Close()
@@ -708,7 +708,7 @@ func TestCloseAwaitsWriter(t *testing.T) {
 		}
 	}
 	time.Sleep(lastReplies / 10) // Close would end the connection now
-	_, err = c.conn.Write(tail.b)
+	_, err = c.conn.Write(r.tail.b)
 	c.wmu.Unlock()
 	require.NoError(t, err)
 	require.NoError(t, await(t, got))

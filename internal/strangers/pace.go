@@ -21,11 +21,13 @@ type Pace struct {
 	hostile  bool
 }
 
-// Wait is called before each Accept, with the number of connections that were refused until now.
-func (p *Pace) Wait(refused int64) {
+// Wait is called before each Accept, with the number of connections that were refused until now. It reports
+// whether most of the last ones were.
+func (p *Pace) Wait(refused int64) (hostile bool) {
 	if p.look(refused) {
 		time.Sleep(pause)
 	}
+	return p.hostile
 }
 
 func (p *Pace) look(refused int64) (hostile bool) {

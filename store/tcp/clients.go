@@ -35,8 +35,9 @@ type clients struct {
 	clock   atomic.Int64 // counts connections; the time by which clients are silent
 	held    atomic.Int64 // the sum of account.held
 	refused atomic.Int64
-	taking  sync.Mutex // see holdUpTo
-	turns   int64      // how often it was taken
+	hostile atomic.Bool // most new ones are refused
+	taking  sync.Mutex  // see holdUpTo
+	turns   int64       // how often it was taken
 
 	mu        sync.Mutex
 	leaving   int64 // the part of held of connections that were closed and have not ended
@@ -180,14 +181,39 @@ func (t *clients) leave(c *session, refused bool) error {
 	return c.put
 }
 
-// makeRoom closes a connection, and reports whether it could. t.mu is held.
+// atOnce is how many connections make room at once while most new ones are refused. To find one among 10 000 takes
+// 0.3 ms.
+const atOnce = 64
+
+// makeRoom closes a connection, and reports whether it could. If the listener refuses most, it closes some more of
+// the same address. t.mu is held.
 func (t *clients) makeRoom() bool {
 	t.pair()
 	c := t.first(func(c *session) bool { return c.peer.standing.Load() < claimed })
-	if c != nil {
+	if c == nil {
+		return false
+	}
+	at, is, others := c.at, c.peer.standing.Load(), 0
+	t.evict(c, errMadeRoom)
+	if !t.hostile.Load() {
+		return true
+	}
+	for _, a := range t.addresses {
+		if a != at {
+			others = max(others, a[is])
+		}
+	}
+	var next []*session
+	for c := range t.sessions {
+		if c.at == at && c.peer.standing.Load() == is {
+			next = append(next, c)
+		}
+	}
+	slices.SortFunc(next, func(a, b *session) int { return cmp.Compare(a.last.Load(), b.last.Load()) })
+	for _, c := range next[:min(atOnce, max(len(next)-others, 0))] {
 		t.evict(c, errMadeRoom)
 	}
-	return c != nil
+	return true
 }
 
 // pair gives the second connections of PyTorch's clients up to 2.0 the standing of the first ones. They never

@@ -146,6 +146,38 @@ func TestCrowdedAddressMakesRoom(t *testing.T) {
 	other.open(v2d) // it was silent for longer than those
 }
 
+// A server that refuses most connections closes the oldest ones of the address with the most, until another has as
+// many.
+func TestManyMakeRoomAtOnce(t *testing.T) {
+	s := serve(t, ServerOptions{})
+	var one []*raw
+	for range 100 {
+		one = append(one, dialRaw(t, s.Addr().String()))
+	}
+	accepted(t, s, 100)
+	other := dialFrom(t, s, "127.0.0.2")
+	for range 89 {
+		dialFrom(t, s, "127.0.0.2")
+	}
+	accepted(t, s, 190)
+	makeRoom := func() {
+		s.clients.mu.Lock()
+		defer s.clients.mu.Unlock()
+		require.True(t, s.clients.makeRoom())
+	}
+	makeRoom()
+	one[0].closed()
+	require.Equal(t, 189, s.Stats().Clients)
+	s.clients.hostile.Store(true)
+	makeRoom()
+	one[9].closed()
+	require.Equal(t, 180, s.Stats().Clients)
+	for _, c := range []*raw{one[10], other} {
+		c.send(opening)
+		c.open(v2d)
+	}
+}
+
 // A Go client is a rank if it names the server's job, joins, or knows the token. The process that
 // hosts the server needs none of these.
 func TestWhoIsARank(t *testing.T) {

@@ -232,7 +232,7 @@ func (s *Server) accept() {
 	pause := 5 * time.Millisecond
 	var pace strangers.Pace
 	for {
-		pace.Wait(s.clients.refused.Load())
+		s.clients.hostile.Store(pace.Wait(s.clients.refused.Load()))
 		conn, err := s.ln.Accept()
 		if err != nil {
 			if s.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {

@@ -370,6 +370,22 @@ func TestMaxHeld(t *testing.T) {
 		until(t, func() bool { return s.Stats().Waiting == 0 })
 		until(t, func() bool { return s.clients.held.Load() == 0 })
 	})
+	t.Run("replies of one read", func(t *testing.T) {
+		s := serve(t, ServerOptions{MaxHeld: 64 << 10})
+		c := talk(t, s, v2d)
+		c.request(v2d, keyed(qSet, "x", make([]byte, 15<<10)))
+		c.open(v2d)
+		c.Write(bytes.Repeat(cat(int(qGet), "/x"), 10)) // all before any is sent
+		c.closed()
+	})
+	t.Run("listings", func(t *testing.T) {
+		s := serve(t, ServerOptions{})
+		c := talk(t, s, v2d)
+		c.request(v2d, keyed(qSet, "k", nil))
+		c.open(v2d)
+		go c.Write(bytes.Repeat([]byte{byte(qListKeys)}, 1<<20)) // 18 MB of replies
+		held(s, listPiece)
+	})
 	t.Run("wills", func(t *testing.T) {
 		s := serve(t, ServerOptions{MaxHeld: 20 << 10})
 		c := talkNative(t, s)
@@ -432,15 +448,44 @@ func lent(s *Server) int {
 	return len(s.data.lent)
 }
 
+// A wait counts as much as it takes.
+func TestCostOfWaits(t *testing.T) {
+	if race {
+		t.Skip("the race detector needs memory, too")
+	}
+	for name, keys := range map[string]int{"of one key": 1, "of many keys": 100} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, ServerOptions{})
+			c := talkNative(t, s)
+			before := memory()
+			const waits = 20000
+			var b []byte
+			n := waits / keys
+			for i := range n {
+				req := &request{query: qWait}
+				for k := range keys {
+					req.keys = append(req.keys, fmt.Sprintf("/%07d %07d", i, k))
+				}
+				b = appendFrame(b[:0], uint32(i), req)
+				_, err := c.Write(b)
+				require.NoError(t, err)
+			}
+			until(t, func() bool { return s.Stats().Waiting == n })
+			require.Less(t, int64(memory()-before), s.clients.held.Load()*5/4)
+		})
+	}
+}
+
+func memory() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
 // The server keeps nothing of a request that it has answered.
 func TestAnsweredRequestsAreFree(t *testing.T) {
 	s := serve(t, ServerOptions{})
-	memory := func() uint64 {
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
-	}
 	before := memory()
 	const size = 4 << 20
 	for range 10 {

@@ -92,13 +92,13 @@ type waiter struct {
 	next   int // the index of the key waited for, in the native one
 }
 
-// cost is what w counts in ServerOptions.MaxHeld. A native waiter has one place, and further keys are strings only.
+// cost is what w counts in ServerOptions.MaxHeld. A native waiter has a place for one of its keys only.
 func (w *waiter) cost() int64 {
-	places := len(w.req.keys)
-	if w.peer.dialect == native {
-		places = 1
+	n := perWait + w.req.held() + perKey*len(w.req.keys)
+	if w.peer.dialect != native {
+		n += overhead * len(w.req.keys)
 	}
-	return int64(w.req.held() + perKey*len(w.req.keys) + overhead*places)
+	return int64(n)
 }
 
 // place is one waiter's place in the list of a key.
@@ -116,8 +116,11 @@ type waitList struct{ first, last *place }
 // about a map entry with two headers, rounded up as memory is.
 const overhead = 128
 
-// perKey is the size counted for a string besides its bytes.
-const perKey = 32
+// perWait and perKey are the sizes counted for a waiter with its places in maps, and for a key besides its bytes.
+const (
+	perWait = 384
+	perKey  = 32
+)
 
 func newData(limits Limits, memory int64) *data {
 	return &data{
@@ -1007,7 +1010,10 @@ func (r *replies) count() (n int64) {
 	for _, v := range r.lent {
 		own -= len(v)
 	}
-	if own > copied {
+	if own > smallChunk {
+		if r.tail != nil {
+			own += cap(r.tail.b) - len(r.tail.b)
+		}
 		n = int64(own - r.counted)
 		r.counted = own
 	}

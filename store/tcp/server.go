@@ -434,8 +434,21 @@ func (f *flushed) Read(b []byte) (int, error) {
 func (c *session) room(n int) error {
 	now := c.came + int64(n+perPart*(len(c.req.keys)+len(c.req.vals)))
 	c.take(now - c.reading)
-	if c.reading = now; c.peer.standing.Load() == outside {
-		return net.ErrClosed
+	c.reading = now
+	return c.ebb()
+}
+
+// ebb waits for a second at most while the server holds too much: connections that it has closed may not have ended.
+func (c *session) ebb() error {
+	t := c.server.clients
+	for range time.Second / roomPause {
+		switch is := c.peer.standing.Load(); {
+		case is == outside:
+			return net.ErrClosed
+		case is == proved || t.held.Load() <= t.maxHeld:
+			return nil
+		}
+		time.Sleep(roomPause)
 	}
 	return nil
 }
@@ -537,6 +550,12 @@ func (c *session) requests(r *bufio.Reader, src *flushed) error {
 		}
 		if c.joins(req) {
 			s.clients.rise(c, claimed)
+		}
+		if n := c.peer.out.count(); n > 0 {
+			c.hold(n)
+			if err := c.ebb(); err != nil {
+				return err
+			}
 		}
 		if c.peer.out.full(batch) {
 			if err := c.flush(); err != nil {
@@ -667,8 +686,12 @@ func (c *session) list(id uint32) error {
 		return err
 	}
 	const header = 16 // of a string
-	c.hold(int64(header * len(keys)))
-	defer c.hold(-int64(header * len(keys)))
+	held := int64(listPiece + header*len(keys) + size)
+	c.hold(held)
+	defer c.hold(-held)
+	if err := c.ebb(); err != nil {
+		return err
+	}
 	piece := make([]byte, 0, listPiece)
 	if c.peer.dialect == native {
 		piece = binary.LittleEndian.AppendUint32(piece, uint32(frameHead+8+size))

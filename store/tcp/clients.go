@@ -297,7 +297,8 @@ const long = 256 << 10
 
 // relieve closes connections if the server would hold more than maxHeld with so many bytes more for one, until a
 // 64th is free. First those go that have long requests, the oldest first, and then those for which it holds most,
-// but only guests while guests have more than half.
+// but only guests while guests have more than half. Nobody goes for one that would have much more: if that does not
+// help, one goes itself.
 func (t *clients) relieve(one *session, more int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -311,7 +312,11 @@ func (t *clients) relieve(one *session, more int64) {
 		order int64
 	}
 	var all []holder
-	var guests int64
+	var guests, least int64
+	enough := t.maxHeld - t.maxHeld/64
+	if one != nil {
+		least, enough = (one.held.Load()+more)/16, t.maxHeld
+	}
 	for c := range t.sessions {
 		n := c.held.Load()
 		if c == one {
@@ -320,7 +325,7 @@ func (t *clients) relieve(one *session, more int64) {
 		if c.peer.standing.Load() < claimed {
 			guests += n
 		}
-		if n == 0 || c == one {
+		if n == 0 || n < least || c == one {
 			continue
 		}
 		order := -n
@@ -330,9 +335,10 @@ func (t *clients) relieve(one *session, more int64) {
 		all = append(all, holder{c, n, order})
 	}
 	slices.SortFunc(all, func(a, b holder) int { return cmp.Compare(a.order, b.order) })
+	helped := one == nil
 	for _, c := range all {
 		switch {
-		case now() <= t.maxHeld-t.maxHeld/64:
+		case now() <= enough:
 			return
 		case c.peer.standing.Load() < claimed:
 			guests -= c.n
@@ -340,6 +346,10 @@ func (t *clients) relieve(one *session, more int64) {
 			continue
 		}
 		t.holdsTooMuch(c.session, c.n)
+		helped = true
+	}
+	if !helped {
+		t.holdsTooMuch(one, one.held.Load()+more)
 	}
 }
 

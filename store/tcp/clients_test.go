@@ -611,6 +611,26 @@ func TestFalseRanksHoldRoom(t *testing.T) {
 	require.NoError(t, rank.Set(t.Context(), "x", make([]byte, 8<<20)))
 }
 
+// A long value for which there is no room closes nobody that has little: an agent that waits has a will, and its
+// job ends when its connection does.
+func TestLongValuesCloseNoSmallOnes(t *testing.T) {
+	defer func(d time.Duration) { roomWait = d }(roomWait)
+	roomWait = 50 * time.Millisecond
+	s := serve(t, ServerOptions{World: 2, MaxHeld: 12 << 20})
+	agent := join(t, s.Addr().String(), Options{WorldSize: 2, Rank: 0, NoWait: true})
+	require.NoError(t, agent.SetWill(t.Context(), "alive", nil, []byte("dead")))
+	waits := go1(func() error { return agent.Wait(t.Context(), "goes on") })
+	until(t, func() bool { return s.Stats().Waiting == 1 })
+	small, large := talk(t, s, v2d), talk(t, s, v2d)
+	small.send(cat(int(qSet), "/small", uint64(300<<10), make([]byte, 250<<10)))
+	until(t, func() bool { return s.clients.held.Load() > 250<<10 })
+	const half = 6<<20 - 32<<10
+	go large.Write(cat(int(qMultiSet), uint64(2), "/a", uint64(half), make([]byte, half), "/b", uint64(half), make([]byte, half-1)))
+	large.closed()
+	require.NoError(t, join(t, s.Addr().String(), Options{}).Set(t.Context(), "goes on", nil))
+	require.NoError(t, await(t, waits))
+}
+
 // Ranks that all wait for the keys of all, as those of one group do when they meet, have room for that.
 func TestEachWaitsForAll(t *testing.T) {
 	for name, ranks := range map[string]int{"the world is known": 1024, "the world is unknown": 512} {

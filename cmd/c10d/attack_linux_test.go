@@ -221,7 +221,7 @@ var crowds = []struct {
 	n     func() int
 	kind  attack.Kind
 }{
-	{"half of a request of 64 MiB", []mode{plain}, "store of agents", func() int { return min(60, *lorises/10) }, func(c *net.TCPConn, r *mrand.Rand) bool {
+	{"half of a request of 64 MiB", []mode{plain}, "store", func() int { return min(60, *lorises/10) }, func(c *net.TCPConn, r *mrand.Rand) bool {
 		c.SetWriteDeadline(time.Now().Add(refusal))
 		d := anyDialect(r)
 		return d.large(c, d.values*valueBytes-1000) == nil

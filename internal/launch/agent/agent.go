@@ -280,6 +280,9 @@ func (j *Job) CheckSecrets() error {
 	return j.Secrets.CheckMutual()
 }
 
+// maxHeld bounds what the agents' store holds for strangers. The longest value is an answer of a rank's page.
+const maxHeld = 12 << 20
+
 // Run runs the job to its end. It returns an error if a command cannot be started, a port is
 // in use, or a node does not come. Ranks that fail are in the Summary. The end of ctx counts
 // as a SIGTERM.
@@ -441,6 +444,7 @@ func (a *agent) meet(ctx context.Context) error {
 		st, err := tcp.New(ctx, addr, tcp.Options{
 			Server: a.NodeRank == 0, Listen: launch.ListenAddr(addr), Timeout: a.Meeting,
 			TLS: a.tls, Token: a.token, Rank: a.NodeRank, WorldSize: a.Nodes, NoWait: true, HostedBy: "node 0", Job: given,
+			ServerOptions: tcp.ServerOptions{MaxHeld: maxHeld},
 		})
 		if errors.Is(err, tcp.ErrOtherJob) {
 			return fmt.Errorf("node 0 has another -run-id: %w", err)

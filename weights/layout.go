@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/c10d-go/c10d/internal/hostmem"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -171,7 +172,7 @@ func (l *layout) memory() [][]byte {
 	m := make([][]byte, len(l.params))
 	for i, size := range l.sizes {
 		m[i] = alignedBytes(size)
-		largePages(m[i])
+		hostmem.LargePages(m[i])
 	}
 	return m
 }

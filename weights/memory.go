@@ -48,7 +48,7 @@ func (c *copyOf) part(b bucket) []byte {
 			size /= 4
 		}
 		more := alignedBytes(size)
-		largePages(more)
+		hostmem.LargePages(more)
 		copy(more, *m)
 		*m = more
 	}

@@ -2,4 +2,5 @@
 
 package openfiles
 
-func limit() string { return "" }
+// Limit returns 0: nobody knows.
+func Limit() int { return 0 }

@@ -2,16 +2,14 @@
 
 package openfiles
 
-import (
-	"fmt"
-	"syscall"
-)
+import "syscall"
 
-// limit returns the number of descriptors that this process may have, for an error's text.
-func limit() string {
+// Limit returns how many descriptors this process may have, 0 if nobody knows. Go raises that to the hard limit when a
+// program starts.
+func Limit() int {
 	var r syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &r) != nil {
-		return ""
+		return 0
 	}
-	return fmt.Sprintf(" (it may have %d)", r.Cur)
+	return int(min(uint64(r.Cur), 1<<20))
 }

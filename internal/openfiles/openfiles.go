@@ -22,7 +22,11 @@ func Explain(err error) error {
 	case errors.Is(err, syscall.ENFILE):
 		return &exhausted{"this host has no file descriptor left: raise the sysctl fs.file-max", err}
 	}
-	return &exhausted{fmt.Sprintf("this process has no file descriptor left%s: raise the limit before the program starts, for example `ulimit -n 65536`", limit()), err}
+	may := ""
+	if n := Limit(); n > 0 {
+		may = fmt.Sprintf(" (it may have %d)", n)
+	}
+	return &exhausted{fmt.Sprintf("this process has no file descriptor left%s: raise the limit before the program starts, for example `ulimit -n 65536`", may), err}
 }
 
 type exhausted struct {

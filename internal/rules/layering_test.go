@@ -38,7 +38,7 @@ var layers = []layer{
 	{"internal/openfiles", nil},
 	{"internal/ownfile", nil},
 	{"internal/copies", []string{"golang.org/x/sys/..."}},
-	{"internal/hostmem", nil},
+	{"internal/hostmem", []string{"golang.org/x/sys/..."}},
 	{"internal/memfd", []string{"internal/openfiles", "golang.org/x/sys/..."}},
 	{"internal/freeport", nil},
 	{"internal/hole", nil},
@@ -148,7 +148,7 @@ var layers = []layer{
 	{"pg", []string{"tensor", "work", "trace", "trace/debug", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/membership", "internal/notice", "internal/rollcall", "internal/waiting"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
-	{"weights", []string{"tensor", "internal/credentials", "internal/hostmem", "internal/reduce", "internal/strangers", "internal/tcpsock", "golang.org/x/sys/..."}},
+	{"weights", []string{"tensor", "internal/credentials", "internal/hostmem", "internal/reduce", "internal/strangers", "internal/tcpsock"}},
 	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},
 
 	{"internal/script", []string{"tensor", "work", "backend", "pg"}},

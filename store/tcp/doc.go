@@ -4,42 +4,8 @@
 //
 // # A program
 //
-// Every rank runs this; rank 0 hosts. New returns on rank 0 when all ranks have
+// Every rank calls New, and rank 0 hosts, as in the example. New returns on rank 0 when all ranks have
 // joined, and elsewhere when the server has answered.
-//
-//	package main
-//
-//	import (
-//		"context"
-//		"fmt"
-//		"log"
-//		"os"
-//		"strconv"
-//
-//		"github.com/c10d-go/c10d/store/tcp"
-//	)
-//
-//	func main() {
-//		rank, _ := strconv.Atoi(os.Getenv("RANK"))
-//		size, _ := strconv.Atoi(os.Getenv("WORLD_SIZE"))
-//		ctx := context.Background()
-//		s, err := tcp.New(ctx, "10.0.0.1:29500", tcp.Options{Server: rank == 0, WorldSize: size, Rank: rank})
-//		if err != nil {
-//			log.Fatal(err)
-//		}
-//		defer s.Close()
-//		if rank == 0 {
-//			err = s.Set(ctx, "greeting", []byte("hello"))
-//		}
-//		if err != nil {
-//			log.Fatal(err)
-//		}
-//		v, err := s.Get(ctx, "greeting") // waits for it
-//		if err != nil {
-//			log.Fatal(err)
-//		}
-//		fmt.Printf("rank %d: %s\n", rank, v)
-//	}
 //
 // For a server that outlives the ranks, call Listen in a separate process. With Python
 // ranks, let them be clients only: under torchrun they are, and otherwise

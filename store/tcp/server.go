@@ -148,7 +148,7 @@ func (o ServerOptions) withDefaults() ServerOptions {
 		mostClients = 1<<10 + 64*o.World
 	}
 	o.Limits = o.Limits.withDefaults()
-	o.MaxClients = cmp.Or(o.MaxClients, min(mostClients, descriptorLimit()/2))
+	o.MaxClients = cmp.Or(o.MaxClients, min(mostClients, cmp.Or(openfiles.Limit(), 1<<15)/2))
 	o.MaxMemory = cmp.Or(o.MaxMemory, 1<<30)
 	world := int64(o.World)
 	o.MaxHeld = cmp.Or(o.MaxHeld, 4<<20+min(max(world, 2), mostRanks)*max(8<<20, int64(o.Limits.Value))+64*world*world)

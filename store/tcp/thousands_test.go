@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -35,9 +36,9 @@ func TestThousandsOfClients(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: opens thousands of sockets")
 	}
-	clients := min(mostClients, descriptorLimit()-200) / 5 * 5 // every fifth turns bad
+	clients := min(mostClients, openfiles.Limit()-200) / 5 * 5 // every fifth turns bad
 	if clients < mostClients {
-		t.Logf("%d clients, as the process may have %d descriptors only", clients, descriptorLimit())
+		t.Logf("%d clients, as the process may have %d descriptors only", clients, openfiles.Limit())
 	}
 	server := serve(t, ServerOptions{MaxClients: clients + 1})
 	good := join(t, server.Addr().String(), Options{})

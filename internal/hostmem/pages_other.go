@@ -1,0 +1,6 @@
+//go:build !linux
+
+package hostmem
+
+// LargePages does nothing.
+func LargePages([]byte) {}

@@ -1,5 +1,0 @@
-//go:build !linux
-
-package weights
-
-func largePages([]byte) {}

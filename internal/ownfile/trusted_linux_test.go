@@ -68,7 +68,7 @@ func TestACL(t *testing.T) {
 	}
 	set := func(name string, rights byte) {
 		if err := syscall.Setxattr(x.path(name), "system.posix_acl_access", list(rights), 0); err != nil {
-			t.Skip("no access control lists here: ", err)
+			t.Skip("access control lists are not permitted here: ", err)
 		}
 	}
 	set("d/f", 4)
@@ -106,7 +106,7 @@ func TestUserNamespace(t *testing.T) {
 		}
 		out, err := cmd.CombinedOutput()
 		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EINVAL) {
-			t.Skip("no user namespaces here: ", err)
+			t.Skip("user namespaces are not permitted here: ", err)
 		}
 		return string(out), err
 	}

@@ -256,7 +256,7 @@ func victim(t *testing.T, secret string) (addr string, grown func() int64) {
 // Ranks, or those who say so, do not make the server hold much by requests that are almost whole.
 func TestHalfRequests(t *testing.T) {
 	if race {
-		t.Skip("the race detector needs memory, too")
+		t.Skip("the race detector allocates")
 	}
 	values := []any{int(qMultiSet), uint64(8)}
 	for i := range 8 {

@@ -451,7 +451,7 @@ func lent(s *Server) int {
 // A wait counts as much as it takes.
 func TestCostOfWaits(t *testing.T) {
 	if race {
-		t.Skip("the race detector needs memory, too")
+		t.Skip("the race detector allocates")
 	}
 	for name, keys := range map[string]int{"of one key": 1, "of many keys": 100} {
 		t.Run(name, func(t *testing.T) {

@@ -571,7 +571,7 @@ func (s *suite) die(t *testing.T) {
 		send(ms[1], 3, 3, make([]byte, 2<<20)),
 		recv(ms[2], 0, 9, make([]byte, 1)),
 	}
-	s.Kill(t, ms, 3)
+	s.kill(t, ms, 3)
 	for _, r := range rs {
 		f := faultOf(t, r)
 		require.Equal(t, transport.FaultPeerDied, f.Kind)
@@ -601,10 +601,7 @@ func (s *suite) dieUnneeded(t *testing.T) {
 				require.NoError(t, wait(t, send(ms[2], 0, 1, pattern(n, 3))))
 				require.NoError(t, wait(t, send(ms[0], 2, 1, pattern(n, 4))))
 				require.NoError(t, wait(t, o))
-				for _, m := range ms[:2] { // a rank that has said nothing may be PyTorch's, and leaves
-					eventually(t, "hello", func() bool { return m.Diagnose(patience)[2].Native })
-				}
-				s.Kill(t, ms, 2)
+				s.kill(t, ms, 2)
 				require.NoError(t, wait(t, r))
 				require.True(t, bytes.Equal(pattern(n, 3), in))
 				for _, m := range ms[:2] {
@@ -629,6 +626,17 @@ func (s *suite) dieUnneeded(t *testing.T) {
 	}
 }
 
+// kill kills a rank once it has said hello to all. On Gloo's wire a rank that has said nothing may be PyTorch's, and
+// leaves.
+func (s *suite) kill(t *testing.T, ms []transport.Mesh, rank int) {
+	for r, m := range ms {
+		if r != rank {
+			eventually(t, "hello", func() bool { return m.Diagnose(patience)[rank].Native })
+		}
+	}
+	s.Kill(t, ms, rank)
+}
+
 // dieEarly: what a rank had sent before it died is received, also if nobody waited for it yet.
 func (s *suite) dieEarly(t *testing.T) {
 	if s.Kill == nil {
@@ -641,7 +649,7 @@ func (s *suite) dieEarly(t *testing.T) {
 				for slot := range uint64(3) {
 					require.NoError(t, wait(t, send(ms[2], 0, slot, pattern(n, int(slot)))))
 				}
-				s.Kill(t, ms, 2)
+				s.kill(t, ms, 2)
 				eventually(t, "death", func() bool { return ms[0].Diagnose(patience)[2].Died })
 				for _, slot := range []uint64{2, 0, 1} {
 					in := make([]byte, n)
@@ -686,7 +694,7 @@ func (s *suite) dieWhileNeeded(t *testing.T) {
 			ms := s.group(t, 3)
 			waits := recv(ms[1], 0, 7, make([]byte, 1))
 			r := post(ms[0], 2)
-			s.Kill(t, ms, 2)
+			s.kill(t, ms, 2)
 			for _, r := range []*transport.Request{r, waits} {
 				f := faultOf(t, r)
 				require.Equal(t, transport.FaultPeerDied, f.Kind)

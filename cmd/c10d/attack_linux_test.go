@@ -38,13 +38,13 @@ var (
 	times   = flag.Bool("attack.times", false, "check how long the job's calls, its page and a new job take")
 )
 
+// growth bounds the memory that a process of the job uses more than before the attacks, at any time.
+var growth int64 = 64 << 20
+
 const (
 	// refusal is how long a listener may take to close the connection of an attacker. Those that
 	// say nothing have 10 s.
 	refusal = 15 * time.Second
-
-	// growth bounds the memory that a process of the job uses more than before the attacks, at any time.
-	growth = 64 << 20
 
 	// slowest bounds a call of the job under attack, on a host that other tests use too.
 	slowest = 5 * time.Second

@@ -48,10 +48,10 @@ type ServerOptions struct {
 
 	// MaxHeld is the most bytes that the server holds for all clients without a certificate or the
 	// token. It counts incomplete requests, waits, wills and unread replies, but for the values that are
-	// stored. Long values wait for room. If there would still be more, the server closes connections,
-	// see "Who stays". 0 means the sum of 4 MiB, of one longest value (Limits.Value, at least 8 MiB) for
-	// each rank of World, for 2 ranks at least and 31 at most, and of 64 bytes for each pair of ranks,
-	// because each may wait for the keys of all.
+	// stored. Long values wait for room. If that is not enough, the server closes connections, see "Who
+	// stays". 0 means 4 MiB, and one longest value (Limits.Value, at least 8 MiB) for each rank of World.
+	// There it counts 2 ranks at least, and 31 at most. Each pair of ranks has 64 bytes more, because
+	// each rank may wait for the keys of all.
 	MaxHeld int64
 
 	// OpeningTimeout limits a client's handshake after its first byte: the rest of VALIDATE, or

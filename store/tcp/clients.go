@@ -233,8 +233,8 @@ func (t *clients) pair() {
 	}
 }
 
-// first returns the connection that goes first of those that may: a silent one before a guest, from the
-// address with the most of them, the one that has sent nothing for longest. t.mu is held.
+// first returns the connection that goes first of those that may. Silent ones go before guests, and those from the
+// address with the most of them before others. Of these it is the one that has sent nothing for longest. t.mu is held.
 func (t *clients) first(may func(*session) bool) (first *session) {
 	var best [3]int64
 	for c := range t.sessions {

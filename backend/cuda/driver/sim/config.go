@@ -87,8 +87,8 @@ type Topology struct {
 	// of device to. Nil means all can.
 	NoPeer func(from, to int) bool
 
-	// Loses returns true where device from is said to reach the memory of device to, and what its copies and
-	// fills write there is lost: so it is with some IOMMUs and in some virtual machines. Nil means nothing is.
+	// Loses returns true where device from is said to reach the memory of device to, but what its copies and
+	// fills write there is lost. That happens with some IOMMUs and in some virtual machines. Nil means nothing is.
 	Loses func(from, to int) bool
 
 	// Rank is the relative quality of a link, 0 the best. Nil means 0.

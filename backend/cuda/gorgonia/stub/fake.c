@@ -340,6 +340,11 @@ CUresult cuStreamSynchronize(CUstream s) {
 	return CUDA_SUCCESS;
 }
 
+CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *status) {
+	*status = CU_STREAM_CAPTURE_STATUS_NONE; /* there are no graphs */
+	return s ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
 CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags) {
 	if (flags) return CUDA_ERROR_INVALID_VALUE;
 	return give(s, (command){.kind = WAIT_EVENT, .event = e, .number = __atomic_load_n(&e->recorded, __ATOMIC_SEQ_CST)});

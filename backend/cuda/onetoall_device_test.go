@@ -2,6 +2,7 @@ package cuda_test
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -67,6 +68,90 @@ func TestF07OneToAllDevice(t *testing.T) {
 		require.Zero(t, staged)
 		w.end()
 	})
+}
+
+// TestF07Tree broadcasts and all-reduces six tensors of each rank, on six devices. On every rank they get the data
+// down a tree: three copies by the device that has it first, and one each by two of the others. A tree of tensors on one
+// device, and one of more tensors than a tree has, are right too (F-01, F-07).
+func TestF07Tree(t *testing.T) {
+	const ranks, tensors = 2, 6
+	for seed := range uint64(4) {
+		w := newWorld(t, setup{size: ranks, sim: sim.Config{Devices: tensors, Seed: seed, Semantics: sim.Semantics(seed % 2), Kernels: simkernels.All()}})
+		w.each(func(x *rank, r int) error { return x.connect(r) })
+		var mu sync.Mutex
+		copies := make(map[string]int)
+		w.m.Skip(func(c sim.Call) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			if c.Name == "Copy" && strings.Contains(c.Stream, " up.") {
+				copies[c.Stream]++
+			}
+			return false
+		})
+		// around makes tensors on all devices in turn. The first one is on the device that has the rank's kernels.
+		around := func(x *rank, r, n int, device func(i int) int) (ps []*pair, err error) {
+			for i := range n {
+				p, err := x.pairOf(rand.New(rand.NewPCG(seed, uint64(r*n+i))), tensor.Int32, device(i), laid(i%2, 9, 2), true)
+				if err != nil {
+					return nil, err
+				}
+				ps = append(ps, p)
+			}
+			return ps, nil
+		}
+		for _, reduces := range []bool{false, true} {
+			clear(copies)
+			w.each(func(x *rank, r int) error {
+				ps, err := around(x, r, tensors, func(i int) int { return (r + i) % tensors })
+				if err != nil {
+					return err
+				}
+				if reduces {
+					return x.sums(ps, backend.Sum())
+				}
+				return x.broadcasts([][]*pair{ps}, []backend.BroadcastOptions{{Root: 1}})
+			})
+			want := make(map[string]int)
+			for r := range ranks {
+				for i, n := range map[int]int{0: 3, 2: 1, 4: 1} {
+					want[fmt.Sprintf("rank %[1]d/rank %[1]d up.%[2]d", r, (r+i)%tensors)] = n
+				}
+			}
+			require.Equal(t, want, copies, "reduces %v", reduces)
+		}
+		w.m.Skip(nil)
+		w.each(func(x *rank, r int) error {
+			for _, device := range []func(int) int{func(int) int { return r }, func(i int) int { return i % tensors }} {
+				ps, err := around(x, r, 70, device)
+				if err != nil {
+					return err
+				}
+				if err := x.broadcasts([][]*pair{ps}, []backend.BroadcastOptions{{Root: 1, RootTensor: 3}}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		w.end()
+	}
+}
+
+// sums all-reduces the tensors of pairs in one call, and compares every byte with those of the CPU backend.
+func (x *rank) sums(ps []*pair, op backend.ReduceOp) error {
+	v, err := x.b.AllReduce(x.ctx, devs(ps), backend.AllReduceOptions{Op: op})
+	if err != nil {
+		return err
+	}
+	for _, p := range ps {
+		if err := errors.Join(v.Synchronize(x.stream[p.device]), x.back(p)); err != nil {
+			return err
+		}
+	}
+	k, err := x.cpu.AllReduce(x.ctx, cpus(ps), backend.AllReduceOptions{Op: op})
+	if err != nil {
+		return err
+	}
+	return x.checks(work.WaitAll(x.ctx, v, k), ps...)
 }
 
 // TestBroadcastOnDevicesFails lets calls to the driver fail in a broadcast, or a rank die: every rank gets an error or a result, and no

@@ -11,7 +11,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
-	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
@@ -467,19 +466,7 @@ func (p *deviceJob) pack(f *filler, s driver.Stream, at *place.Place, packed dri
 		f.err = cmp.Or(f.err, k.Err)
 		return
 	}
-	kernel, there, here := k.Unpack, driver.Writes, driver.Reads
-	if bring {
-		kernel, there, here = k.Pack, driver.Reads, driver.Writes
-	}
-	var access []driver.Access
-	at.Uses(func(x place.Span) { access = append(access, there(at.Base+driver.Ptr(x.Off), x.N)) })
-	access = append(access, here(packed, at.T.ByteLen()))
-	at.InOrder(packed, func(l kernels.Layout, packed, first driver.Ptr, n int) {
-		f.Batch.Launch(s, &driver.Launch{
-			Function: kernel, Grid: kernels.Blocks(n), Block: driver.Dim{X: kernels.Block},
-			Args: l.Append(new(driver.Args).Ptr(packed).Ptr(first)), Access: access,
-		})
-	})
+	k.Move(f.Batch, s, at, packed, bring)
 }
 
 // Run serves the network.

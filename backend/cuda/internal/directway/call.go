@@ -46,9 +46,10 @@ type Call struct {
 	launched uint32         // the number of its kernel, if that is its last command; else 0
 	given    int            // commands
 	paces    []driver.Event // after each so many commands
-	lost     bool           // nobody can tell when the streams are done with it
-	captured bool           // it becomes part of a graph
-	inTurn   bool           // it follows all earlier ones on the device
+	trees    []*edges.Pending
+	lost     bool // nobody can tell when the streams are done with it
+	captured bool // it becomes part of a graph
+	inTurn   bool // it follows all earlier ones on the device
 
 	one  [1]Part // the usual parts, uses and result
 	two  [2]driver.Access

@@ -3,11 +3,9 @@ package directway
 import (
 	"cmp"
 	"fmt"
-	"slices"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
-	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/registered"
 	"github.com/c10d-go/c10d/tensor"
@@ -46,15 +44,12 @@ func (c *Call) do(p *Part) error {
 		if err != nil {
 			return err
 		}
-		var others []driver.Ptr
-		if len(p.In) > 1 {
-			others = make([]driver.Ptr, len(p.In)-1)
-		}
-		for i := range others {
-			if others[i], err = c.bring(p.In[i+1 : i+2]); err != nil {
+		for i := range p.In[1:] {
+			other, err := c.bring(p.In[i+1 : i+2])
+			if err != nil {
 				return err
 			}
-			if err = c.combine(p, at, others[i]); err != nil {
+			if err = c.combine(p, at, other); err != nil {
 				return err
 			}
 		}
@@ -65,13 +60,8 @@ func (c *Call) do(p *Part) error {
 		if err = c.collective(d.comm.AllReduce(c.stream, at, at, p.N, dtype, p.Op, form)); err != nil {
 			return err
 		}
-		for i, o := range others {
-			if err = c.copy(c.stream, o, at, p.N*es); err == nil {
-				err = c.putBack(p.Out[i+1:i+2], o)
-			}
-			if err != nil {
-				return err
-			}
+		if err = c.fan(at, p.Out[1:]); err != nil {
+			return err
 		}
 		return c.putBack(p.Out[:1], at)
 	case work.AllGather, work.AllGatherIntoTensor, work.AllGatherCoalesced:
@@ -89,31 +79,37 @@ func (c *Call) do(p *Part) error {
 	}
 }
 
-// spread does a broadcast.
+// spread does a broadcast. The first tensor of the rank gets the data, or memory of the group's device if that
+// tensor is elsewhere or has holes. The others get it from there.
 func (c *Call) spread(p *Part) (err error) {
-	all := slices.Concat(p.In, p.Out)
-	bytes := all[0].ByteLen()
+	first, others := p.In, p.Out
+	if len(first) == 0 {
+		first, others = p.Out[:1], p.Out[1:]
+	}
+	bytes := first[0].ByteLen()
 	if bytes == 0 {
 		return nil
 	}
-	at, _, there := c.d.inOrder(all[:1])
+	at, _, there := c.d.inOrder(first)
 	switch {
+	case there:
 	case len(p.In) > 0:
 		at, err = c.bring(p.In)
-	case !there:
+	default:
 		at, err = c.scratch(c.d.Dev, bytes)
+		others = p.Out
 	}
-	if err == nil {
-		form := p.Form
-		if c.d.comm.BroadcastSpreads(bytes, form) {
-			form = c.form(p, at)
-		}
-		err = c.collective(c.d.comm.Broadcast(c.stream, at, bytes, p.Root, form))
+	if err != nil {
+		return err
 	}
-	for i := range p.Out {
-		err = cmp.Or(err, c.putBack(p.Out[i:i+1], at))
+	form := p.Form
+	if c.d.comm.BroadcastSpreads(bytes, form) {
+		form = c.form(p, at)
 	}
-	return err
+	if err := c.collective(c.d.comm.Broadcast(c.stream, at, bytes, p.Root, form)); err != nil {
+		return err
+	}
+	return c.fan(at, others)
 }
 
 // reduce does a reduce, within the root's tensor.
@@ -370,23 +366,14 @@ func (c *Call) otherStream(dev int) (driver.Stream, error) {
 }
 
 // pack brings the elements of a tensor in order, or puts them back, on its device.
-func (c *Call) pack(s driver.Stream, t *tensor.Tensor, at driver.Ptr, bring bool) (err error) {
+func (c *Call) pack(s driver.Stream, t *tensor.Tensor, at driver.Ptr, bring bool) error {
 	k := c.d.B.Packer(t.Device().Index)
 	if k.Err != nil {
 		return k.Err
 	}
-	f := k.Unpack
-	if bring {
-		f = k.Pack
-	}
-	p := place.Of(t)
-	p.InOrder(at, func(l kernels.Layout, packed, spread driver.Ptr, n int) {
-		if err == nil {
-			err = c.launch(s, f, n, l.Append(new(driver.Args).Ptr(packed).Ptr(spread)),
-				driver.Writes(packed, n), driver.Writes(p.Base+driver.Ptr(p.Lo), p.Hi-p.Lo))
-		}
-	})
-	return err
+	one := sole{c: c}
+	k.Move(&one, s, place.Of(t), at, bring)
+	return one.err
 }
 
 // combine combines another tensor of this rank into the first one.
@@ -396,11 +383,6 @@ func (c *Call) combine(p *Part, into, from driver.Ptr) error {
 		return err
 	}
 	return cmp.Or(c.stream.Launch(l), c.pace())
-}
-
-func (c *Call) launch(s driver.Stream, f driver.Function, n int, args *driver.Args, access ...driver.Access) error {
-	err := s.Launch(&driver.Launch{Function: f, Grid: kernels.Blocks(n), Block: driver.Dim{X: kernels.Block}, Args: args, Access: access})
-	return cmp.Or(err, c.pace())
 }
 
 // collective counts the launches of a collective.

@@ -276,7 +276,11 @@ func (c *Call) finish() {
 	for _, m := range c.held {
 		c.d.B.Scratch.Put(m.Device().Index, m)
 	}
-	c.paces, c.held = nil, nil
+	for _, p := range c.trees {
+		p.Done() // the tracker forgets what has ended
+		p.Release()
+	}
+	c.paces, c.held, c.trees = nil, nil, nil
 	pool.Underway.Add(-1)
 }
 

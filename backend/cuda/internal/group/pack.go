@@ -102,7 +102,7 @@ func (o *Operation) unstage() {
 func (o *Operation) pack(to Commander) {
 	for _, k := range o.packed {
 		if k.read {
-			k.launches(to, k.Down, k.kernels.Pack, driver.Writes, driver.Reads)
+			k.kernels.Move(to, k.Down, k.Of, k.Base, true)
 		}
 	}
 }
@@ -110,21 +110,9 @@ func (o *Operation) pack(to Commander) {
 func (o *Operation) unpack(to Commander) {
 	for _, k := range o.packed {
 		if k.write {
-			k.launches(to, k.Up, k.kernels.Unpack, driver.Reads, driver.Writes)
+			k.kernels.Move(to, k.Up, k.Of, k.Base, false)
 		}
 	}
-}
-
-func (k *packedPlace) launches(to Commander, s driver.Stream, f driver.Function, packed, spread func(driver.Ptr, int) driver.Access) {
-	var access []driver.Access
-	k.Of.Uses(func(x place.Span) { access = append(access, spread(k.Of.Base+driver.Ptr(x.Off), x.N)) })
-	access = append(access, packed(k.Base, k.Hi))
-	k.Of.InOrder(k.Base, func(l kernels.Layout, packed, first driver.Ptr, n int) {
-		to.Launch(s, &driver.Launch{
-			Function: f, Grid: kernels.Blocks(n), Block: driver.Dim{X: kernels.Block},
-			Args: l.Append(new(driver.Args).Ptr(packed).Ptr(first)), Access: access,
-		})
-	})
 }
 
 // packer has the kernels that bring elements in order on a device, put them back, and combine them.
@@ -162,6 +150,24 @@ func (k *packer) load(d driver.Driver, dev int) error {
 		k.Unpack, err = k.module.Function(kernels.Unpack)
 	}
 	return err
+}
+
+// Move has a stream of the packer's device bring the elements of a place in order, to where they are packed, or puts
+// them back from there.
+func (k *packer) Move(to Commander, s driver.Stream, p *place.Place, packed driver.Ptr, bring bool) {
+	f, there, here := k.Unpack, driver.Writes, driver.Reads
+	if bring {
+		f, there, here = k.Pack, driver.Reads, driver.Writes
+	}
+	var access []driver.Access
+	p.Uses(func(x place.Span) { access = append(access, there(p.Base+driver.Ptr(x.Off), x.N)) })
+	access = append(access, here(packed, p.T.ByteLen()))
+	p.InOrder(packed, func(l kernels.Layout, packed, spread driver.Ptr, n int) {
+		to.Launch(s, &driver.Launch{
+			Function: f, Grid: kernels.Blocks(n), Block: driver.Dim{X: kernels.Block},
+			Args: l.Append(new(driver.Args).Ptr(packed).Ptr(spread)), Access: access,
+		})
+	})
 }
 
 // Combine returns the launch that combines n elements at a and b on the packer's device. They become

@@ -106,9 +106,7 @@ figures: ## write the figures of README.md and docs/benchmarks.md from docs/benc
 	$(GO) run ./internal/figures
 
 kernels: ## compile the CUDA kernels to PTX, with Debian's clang-19
-	backend/cuda/internal/kernels/recipe
-	backend/cuda/internal/direct/recipe
-	examples/internal/ptx.sh examples/kernel/squares.cu examples/internal/gpumlp/kernels.cu
+	backend/cuda/ptx.sh
 
 lint: ## format, vet, staticcheck, other platforms, rules of the tree
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted:"; echo "$$out"; exit 1; }

@@ -1,11 +1,7 @@
 package main
 
 import (
-	"bytes"
-	"crypto/sha256"
-	_ "embed"
 	"errors"
-	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,15 +27,6 @@ func TestRun(t *testing.T) {
 			}
 		})
 	}
-}
-
-//go:embed squares.cu
-var source []byte
-
-// TestSource: the PTX is the one of the source beside it.
-func TestSource(t *testing.T) {
-	first, _, _ := bytes.Cut(squares, []byte("\n"))
-	require.Equal(t, fmt.Sprintf("// squares.cu has SHA-256 %x", sha256.Sum256(source)), string(first), "run examples/internal/ptx.sh")
 }
 
 func TestNowhere(t *testing.T) {

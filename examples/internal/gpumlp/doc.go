@@ -7,7 +7,7 @@
 //
 // # The kernels
 //
-// kernels.cu is CUDA C++. examples/internal/ptx.sh compiles it to PTX, which is embedded:
+// kernels.cu is CUDA C++. backend/cuda/ptx.sh compiles it to PTX, which is embedded:
 // building and running need no compiler. The machine's driver translates the PTX for
 // devices of compute capability 8.0 and later. The simulator does not run PTX. For it
 // [Kernels] has Go functions of the same names, with package mlp's loops.

@@ -1,6 +1,6 @@
 // The kernels of a perceptron's training. Every thread computes whole elements
 // of a result, each with the sums in the order of package mlp's loops, and
-// nothing is contracted to fused multiply-adds (see ../ptx.sh): what is in float32
+// nothing is contracted to fused multiply-adds (see backend/cuda/ptx.sh): what is in float32
 // has the bits of the CPU's. exp, log and tanh are computed in double, as there,
 // to within 1e-13, and so differ from the CPU's only where such a difference
 // changes the rounding to float32.

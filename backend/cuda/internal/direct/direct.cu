@@ -1,4 +1,4 @@
-// The kernels of package direct, compiled by the script recipe.
+// The kernels of package direct, which backend/cuda/ptx.sh compiles.
 //
 // A warp is a channel. It has a ring of slots in the memory of every peer, into
 // which it pushes its tiles, and a ring for every peer in its own memory, from

@@ -2,10 +2,8 @@ package direct
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"fmt"
 	"math"
-	"os"
 	"strings"
 	"testing"
 
@@ -15,17 +13,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/tensor"
 )
-
-// TestSource holds that the texts were made from the source.
-func TestSource(t *testing.T) {
-	source, err := os.ReadFile("direct.cu")
-	require.NoError(t, err)
-	want := fmt.Sprintf("// direct.cu %x", sha256.Sum256(source))
-	for name, text := range images() {
-		first, _, _ := strings.Cut(string(text), "\n")
-		require.Equal(t, want, first, "%s: run ./recipe", name)
-	}
-}
 
 // TestKernels holds that the texts have the kernels that calls ask for.
 func TestKernels(t *testing.T) {

@@ -1,4 +1,4 @@
-// The kernels of the works on device memory, compiled by the script recipe.
+// The kernels of the works on device memory, which backend/cuda/ptx.sh compiles.
 //
 // Every loop is over the whole grid, so that a launch of any shape does the
 // work. Arithmetic is that of package internal/reduce, bit for bit, but for the

@@ -2,10 +2,7 @@ package kernels
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"fmt"
-	"os"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -14,16 +11,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/tensor"
 )
-
-// TestSource holds that the text was made from the source.
-func TestSource(t *testing.T) {
-	for name, text := range map[string][]byte{"kernels.cu": PTX, "lists.cu": Lists} {
-		source, err := os.ReadFile(name)
-		require.NoError(t, err)
-		first, _, _ := strings.Cut(string(text), "\n")
-		require.Equal(t, fmt.Sprintf("// %s %x", name, sha256.Sum256(source)), first, "run ./recipe")
-	}
-}
 
 // TestList holds that the text has each kernel, with the parameter that launches have, and that no
 // kernel uses the stack. A launch says what it does.

@@ -1,4 +1,4 @@
-// The kernel that brings a list of tensors in order, and puts it back. The script recipe compiles it.
+// The kernel that brings a list of tensors in order, and puts it back. backend/cuda/ptx.sh compiles it.
 
 #define DEVICE __attribute__((device)) static inline
 #define KERNEL extern "C" __attribute__((global)) void

@@ -86,8 +86,8 @@
 // operations before Close, or call Shutdown, which waits for all that this rank has issued.
 //
 // A panic in a function that an operation calls, such as a custom operator, ends the
-// operation with a *work.PanicError. Any other panic ends the program as usual; a deferred
-// Close notices it and tells the other ranks.
+// operation with a *work.PanicError. Any other panic ends the program as usual. If a deferred Close
+// runs before, ranks that need this one see that it left.
 //
 // # Waiting ranks
 //

@@ -496,9 +496,6 @@ func (f *foreign) Is(target error) bool { return errors.Is(f.err, target) }
 // Among Go ranks Close also returns how the ranks' collectives differ, if they do and no operation has returned
 // it: see "Calls that do not match" in the package's documentation.
 //
-// If a deferred Close runs because of a panic, the other ranks' errors match work.ErrPanicked and
-// name this rank.
-//
 // Closing the default group closes the groups made from it. Close may be called more than once.
 func (g *ProcessGroup) Close() error {
 	g.closing.Do(func() {

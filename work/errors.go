@@ -30,8 +30,8 @@ var (
 	// ErrCorrupted is matched when bytes were changed on the way between two ranks.
 	ErrCorrupted = errors.New("bytes were changed on the way")
 
-	// ErrPanicked is matched when a rank's program panicked, in an operation or before a deferred
-	// Close.
+	// ErrPanicked is matched when a function that an operation called on a rank, such as a custom operator,
+	// panicked.
 	ErrPanicked = errors.New("panicked")
 
 	// ErrClosed is matched when the group was closed on this rank.

@@ -8,7 +8,6 @@ import (
 
 	"github.com/c10d-go/c10d/internal/lag"
 	"github.com/c10d-go/c10d/internal/transport"
-	"github.com/c10d-go/c10d/internal/unwind"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -30,13 +29,11 @@ func (d *departure) Error() string { return d.words }
 // collective, if that did not need all ranks. A rank that calls it later gets the error alone.
 //
 // If no collective is open, Close says goodbye: the other ranks can finish what does not need this
-// one. If a collective is open, or if the calling goroutine panics, the group ends on all ranks,
-// and this rank is to blame.
+// one. If a collective is open, the group ends on all ranks, and this rank is to blame.
 //
 // Close cannot end an operation inside a function of the program, such as a custom operator. It
 // then returns an error that names the operation. Its memory is freed when the function returns.
 func (b *Backend) Close() error {
-	dying := unwind.ByPanic()
 	b.mu.Lock()
 	if b.closing {
 		b.mu.Unlock()
@@ -53,8 +50,6 @@ func (b *Backend) Close() error {
 
 	why := transport.Fault{Kind: transport.FaultPeerLeft, Rank: b.rank, Reporter: b.rank, Op: noOp}
 	switch {
-	case dying:
-		why.Kind, why.Err = transport.FaultPanicked, &departure{"its program called Close while it panicked"}
 	case len(open) > 0:
 		why.Err = &departure{"it called Close with " + named(open) + " open"}
 	case gaveUp != nil && b.fault() == nil:

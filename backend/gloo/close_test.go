@@ -121,48 +121,6 @@ func TestCloseDuringAMonitoredBarrier(t *testing.T) {
 	})
 }
 
-// TestCloseWhilePanicking: the deferred Close of a rank whose program panics says so.
-func TestCloseWhilePanicking(t *testing.T) {
-	ctx := context.Background()
-	reduce := func(b *gloo.Backend) (*work.Work, error) {
-		return b.AllReduce(ctx, list(ones(1)), backend.AllReduceOptions{})
-	}
-	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
-		for name, pending := range map[string]bool{"nothing pending": false, "an operation pending": true} {
-			t.Run(name, func(t *testing.T) {
-				bs := connected(t, time.Hour, same(wire, 3)...)
-				meet(t, bs)
-				w, err := reduce(bs[0])
-				require.NoError(t, err)
-				var none []int
-				inTime(t, "Close", func() {
-					require.Panics(t, func() {
-						defer bs[1].Close()
-						if pending {
-							_, err := reduce(bs[1])
-							require.NoError(t, err)
-						}
-						none[3]++
-					})
-				})
-				for _, r := range []int{0, 2} {
-					inTime(t, "another rank", func() {
-						err := w.Wait(ctx)
-						if r == 2 {
-							err = wait(reduce(bs[2]))
-						}
-						require.ErrorIs(t, err, work.ErrPanicked)
-						require.ErrorContains(t, err, "rank 1 panicked: its program called Close while it panicked")
-						var e *work.Error
-						require.ErrorAs(t, err, &e)
-						require.Equal(t, 1, e.Peer)
-					})
-				}
-			})
-		}
-	})
-}
-
 // TestCloseDoesNotWaitForTheProgram: an operator that does not return holds Close up for half a second.
 func TestCloseDoesNotWaitForTheProgram(t *testing.T) {
 	defer gloo.SetCloseWithin(50 * time.Millisecond)()

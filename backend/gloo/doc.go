@@ -113,8 +113,8 @@
 // # The end
 //
 // Close takes about a second. Operations that have not ended fail with work.ErrClosed. If a collective
-// is among them, the group ends on all ranks, and their errors name the rank that closed. The same
-// happens when Close is deferred and the program panics. Shutdown waits for operations first.
+// is among them, the group ends on all ranks, and their errors name the rank that closed. Shutdown
+// waits for operations first.
 //
 // # Messages and monitored barriers
 //

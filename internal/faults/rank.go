@@ -127,7 +127,7 @@ func (r *role) rank() error {
 	if err != nil {
 		return err
 	}
-	defer g.Close() // tells the others of a panic
+	defer g.Close() // also after a panic
 	w, err := g.Barrier(ctx, backend.BarrierOptions{})
 	if err == nil {
 		err = w.Wait(ctx)

@@ -47,7 +47,6 @@ var layers = []layer{
 	{"internal/credentials", []string{"internal/ownfile"}},
 	{"internal/testcerts", []string{"internal/credentials"}},
 	{"internal/rules", nil},
-	{"internal/unwind", nil},
 	{"internal/tcpsock", []string{"golang.org/x/sys/..."}},
 	{"internal/ring", nil},
 	{"internal/recheck", nil},
@@ -88,7 +87,7 @@ var layers = []layer{
 	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
-		"internal/begun", "internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/lag", "internal/recheck", "internal/ring", "internal/unwind", "internal/waiting",
+		"internal/begun", "internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/lag", "internal/recheck", "internal/ring", "internal/waiting",
 		"internal/transport", "internal/transport/mem", "internal/transport/shm", "internal/transport/tcp", "internal/rendezvous",
 		"backend/gloo/internal/runs",
 	}},
@@ -115,7 +114,7 @@ var layers = []layer{
 	}},
 	{"backend/cuda/internal/group", []string{
 		"tensor", "work", "backend", "backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/internal/kernels", "backend/cuda/internal/board",
-		"backend/cuda/internal/hostshm", "backend/cuda/internal/place", "backend/cuda/internal/pool", "backend/cuda/internal/region", "internal/ring", "internal/unwind",
+		"backend/cuda/internal/hostshm", "backend/cuda/internal/place", "backend/cuda/internal/pool", "backend/cuda/internal/region", "internal/ring",
 	}},
 	{"backend/cuda/internal/registered", []string{
 		"backend/cuda/driver", "backend/cuda/internal/direct", "backend/cuda/internal/pool", "backend/cuda/internal/region", "backend/cuda/internal/window",

@@ -249,7 +249,7 @@ const (
 	FaultMismatch
 	// FaultProtocol: Rank sent bytes that no rank sends.
 	FaultProtocol
-	// FaultPanicked: the program of Rank panicked, in an operation or while it closed the group.
+	// FaultPanicked: a function of Rank's program panicked in an operation.
 	FaultPanicked
 
 	// Faults of the link between Rank and Reporter. Both ranks are alive, and neither is to blame.

@@ -35,7 +35,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
-	"github.com/c10d-go/c10d/internal/unwind"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -230,7 +229,6 @@ func (b *Engine) called(ctx context.Context) bool {
 // goodbye and frees everything. It takes about a second, and what devices take to leave an
 // operation that was ended, closeLimit at most.
 func (b *Engine) Close() error {
-	dying := unwind.ByPanic()
 	b.Mu.Lock()
 	again := b.closing
 	b.closing = true
@@ -252,7 +250,7 @@ func (b *Engine) Close() error {
 		}
 		return err
 	}
-	b.leave(dying)
+	b.leave()
 	b.p2p.Wait()
 	b.Mu.Lock()
 	b.todo.Close()
@@ -309,7 +307,7 @@ func (b *Engine) interrupt() bool {
 			return false
 		default:
 			b.cutOff(b.Issuer.Info(work.Barrier, b.Seq()),
-				&departure{work.ErrPeerLeft, "it called Close while another call waited for room on a stream"})
+				&departure{"it called Close while another call waited for room on a stream"})
 			cut, end = true, time.Now().Add(CloseLimit)
 		}
 	}
@@ -318,23 +316,19 @@ func (b *Engine) interrupt() bool {
 }
 
 // leave ends the pending operations, because this rank closes the group, and tells the others.
-func (b *Engine) leave(dying bool) {
+func (b *Engine) leave() {
 	if b.Broken() != nil || b.CPUErr() != nil {
 		return // all has ended
 	}
-	if !dying {
-		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
-		b.drain(ctx)
-		cancel()
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
+	b.drain(ctx)
+	cancel()
 	b.Mu.Lock()
 	last, messages := b.Last, b.open.Load()
 	info := b.Issuer.Info(work.Barrier, b.seq)
 	b.Mu.Unlock()
-	why := &departure{kind: work.ErrPeerLeft}
+	why := &departure{}
 	switch {
-	case dying:
-		why.kind, why.words = work.ErrPanicked, "its program called Close while it panicked"
 	case last != nil && !last.IsCompleted():
 		info = last.Info()
 		why.words = fmt.Sprintf("it called Close with %v seq %d open", info.Op, info.Seq)
@@ -400,11 +394,8 @@ var CloseLimit = 5 * time.Second // a variable for tests
 const Linger = time.Second
 
 // departure is why this rank has ended the group in Close.
-type departure struct {
-	kind  error
-	words string
-}
+type departure struct{ words string }
 
 func (d *departure) Error() string { return d.words }
 
-func (d *departure) Unwrap() error { return d.kind }
+func (d *departure) Unwrap() error { return work.ErrPeerLeft }

@@ -38,7 +38,7 @@ help: ## print this list
 
 demo: ## train a classifier on RANKS=4 ranks; the last line is the result
 	@echo "compiling the demo: a minute the first time, seconds after that" >&2
-	@$(GO) build -tags noredis -o bin/demo/ ./cmd/c10d ./examples/ddp
+	@$(GO) build -o bin/demo/ ./cmd/c10d ./examples/ddp
 	@bin/demo/c10d run -n $(RANKS) -no-prefix -- bin/demo/ddp
 
 build: ## compile everything; the program c10d goes to bin/
@@ -112,7 +112,6 @@ lint: ## format, vet, staticcheck, other platforms, rules of the tree
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted:"; echo "$$out"; exit 1; }
 	$(GO) mod tidy -diff
 	$(GO) vet ./...
-	$(GO) vet -tags noredis ./pg ./cmd/c10d ./examples/ddp
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) test -count 1 ./internal/rules ./internal/figures
 	$(GO) run ./internal/typecheck $(TYPECHECKED)

@@ -1,27 +1,33 @@
 package pg
 
 import (
+	"log/slog"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/rankpage"
 )
 
-func TestDebugAddr(t *testing.T) {
-	for _, c := range []struct {
-		addr  string
-		local int
-		want  string
-	}{
-		{"127.0.0.1:6060", 3, "127.0.0.1:6063"},
-		{"127.0.0.1:6060", -1, "127.0.0.1:6060"},
-		{"[::1]:6060", 1, "[::1]:6061"},
-		{"127.0.0.1:0", 3, "127.0.0.1:0"},
-		{"unix:/tmp/page", 3, "unix:/tmp/page"},
-	} {
-		got, err := debugAddr(c.addr, c.local)
+// TestNoDebugPage: a program without trace/debug works, says what it lacks, and tells c10d run.
+func TestNoDebugPage(t *testing.T) {
+	serve := rankpage.Serve
+	require.NotNil(t, serve, "the tests import trace/debug")
+	rankpage.Serve = nil
+	defer func() { rankpage.Serve = serve }()
+	path := filepath.Join(t.TempDir(), "page0")
+	for _, addr := range []string{"127.0.0.1:0", "unix:" + path} {
+		require.False(t, rankpage.Declined(path))
+		var lines strings.Builder
+		o := InitOptions{Options: Options{Logger: slog.New(slog.NewTextHandler(&lines, nil))}}
+		url := "tcp://127.0.0.1:0?rank=0&world_size=1"
+		g, err := initFrom(t.Context(), url, o, environ("C10D_DEBUG_ADDR="+addr))
 		require.NoError(t, err)
-		require.Equal(t, c.want, got)
+		require.NoError(t, g.Close())
+		require.Contains(t, lines.String(), "no debug page of rank 0")
+		require.Contains(t, lines.String(), `lacks import _ \"github.com/c10d-go/c10d/trace/debug\"`)
 	}
-	_, err := debugAddr("127.0.0.1:65535", 1)
-	require.ErrorContains(t, err, "local rank 1 would have port 65536")
+	require.True(t, rankpage.Declined(path))
 }

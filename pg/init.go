@@ -92,8 +92,10 @@ const podTimeout = 5 * time.Minute
 //	tcp://host:port                  rank 0 hosts a TCP store there
 //	file:///path                     a file on a disk that all ranks share
 //	redis://[user:password@]host:port/db?prefix=NAME
-//	                                 a Redis server (rediss:// with TLS), see redis.New;
-//	                                 not in programs built with the tag noredis
+//	                                 a Redis server (rediss:// with TLS), see redis.New; the program
+//	                                 needs import _ "github.com/c10d-go/c10d/store/redis"
+//
+// Other schemes are those that the program has given to store.Register. They take the prefix, too.
 //
 // Rank and size come from o, or from the URL's parameters rank and world_size; if both have them
 // they must agree. If neither has, Init reads a launcher's environment, whatever the URL (c10d
@@ -116,7 +118,8 @@ const podTimeout = 5 * time.Minute
 // hold for Options.Recorder, unless that has a prefix of its own. See package trace.
 //
 // C10D_DEBUG_ADDR is the address of a page that shows what this rank does, for a browser. It begins
-// before the rank has met the others, and ends with Close. See package trace/debug.
+// before the rank has met the others, and ends with Close. The program needs
+// import _ "github.com/c10d-go/c10d/trace/debug"; without it Init writes a warning to the log.
 //
 // If TORCHELASTIC_USE_AGENT_STORE is True, the launcher hosts the store and no
 // rank does. TORCH_DIST_INIT_BARRIER=1 sets Options.InitBarrier, and
@@ -301,11 +304,12 @@ func (o *InitOptions) secrets(scheme string, getenv func(string) string) error {
 // meeting says how this rank meets the others: the store, its rank and the size.
 type meeting struct {
 	scheme string
-	addr   string // of a TCP store
-	path   string // of a file
-	url    string // of a Redis server, without our parameters
-	prefix string // of the keys there
-	job    string // the launcher's name for it
+	addr   string       // of a TCP store
+	path   string       // of a file
+	opener store.Opener // of a scheme that is registered
+	url    string       // for it, without our parameters
+	prefix string       // of the keys there
+	job    string       // the launcher's name for it
 	env    launch.Env
 
 	numbered bool // by the launcher: the caller has given no other rank and no other size
@@ -349,12 +353,13 @@ func resolve(rawURL string, o InitOptions, getenv func(string) string) (*meeting
 		if u.Host != "" && u.Host != "localhost" || u.Path == "" || u.Path == "/" {
 			return nil, fmt.Errorf("file:// needs the absolute path of a file, not %q", u.Host+u.Path)
 		}
-	case "redis", "rediss":
-		m.prefix = param("prefix")
 	default:
-		return nil, fmt.Errorf("no store for scheme %q (there are env, tcp, file, redis and rediss)", u.Scheme)
+		if m.opener, err = store.Lookup(m.scheme); err != nil {
+			return nil, err
+		}
+		m.prefix = param("prefix")
 	}
-	if strings.HasPrefix(m.scheme, "redis") {
+	if m.opener != nil {
 		u.RawQuery = q.Encode()
 		m.url = u.String()
 	} else if len(q) > 0 {
@@ -386,7 +391,8 @@ func resolve(rawURL string, o InitOptions, getenv func(string) string) (*meeting
 		if m.env.Port, err = strconv.Atoi(u.Port()); m.env.Port == 0 && m.env.Size > 1 {
 			err = errors.New("tcp:// with port 0: give a port that all ranks know")
 		}
-	case "redis", "rediss":
+	case "file":
+	default:
 		err = m.choosePrefix()
 	}
 	// An agent's store elsewhere is not the one that is meant.
@@ -528,8 +534,9 @@ func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) 
 		}
 		f.SetTimeout(o.Timeout)
 		return f, nil
-	case "redis", "rediss":
-		return openRedis(ctx, m.url, m.prefix, o)
+	case "tcp", "env":
+	default:
+		return m.opener(ctx, m.url, store.OpenOptions{Prefix: m.prefix, Timeout: o.Timeout, TLS: o.TLS})
 	}
 	listen := o.Listen
 	if listen == "" {

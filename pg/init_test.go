@@ -271,13 +271,32 @@ func TestInitRefuses(t *testing.T) {
 		{url: "redis://h", env: "RANK=0 WORLD_SIZE=1 TORCHELASTIC_RUN_ID=none", want: "redis:// needs a name that tells this run from others: ?prefix=NAME"},
 		{url: "redis://u:secret@h\x7f", want: "the URL cannot be parsed"},
 		{url: "tcp://127.0.0.1:1?rank=0&world_size=1", env: "TORCH_DISTRIBUTED_DEBUG=ALL", want: `TORCH_DISTRIBUTED_DEBUG is "ALL"; it must be OFF, INFO or DETAIL`},
-		{url: "etcd://h", want: `no store for scheme "etcd" (there are env, tcp, file, redis and rediss)`},
+		{url: "etcd://h", want: `store: no store for scheme "etcd": there are env, tcp, file, redis, rediss and those of store.Register`},
 	} {
 		_, err := initFrom(context.Background(), c.url, c.o, environ(c.env))
 		require.EqualError(t, err, c.want, c.url)
 	}
 	_, err := Init(context.Background(), "mpi://", InitOptions{})
-	require.ErrorContains(t, err, "pg: Init: no store for scheme")
+	require.ErrorContains(t, err, "pg: Init: store: no store for scheme")
+}
+
+// TestInitRegistered: Init takes URLs of a scheme that the program has registered, with a prefix.
+func TestInitRegistered(t *testing.T) {
+	st := store.NewHash()
+	var got store.OpenOptions
+	store.Register("inittest", func(_ context.Context, url string, o store.OpenOptions) (store.Store, error) {
+		require.Equal(t, "inittest://h/x?y=z", url)
+		got = o
+		return st, nil
+	})
+	_, err := Init(t.Context(), "inittest://h/x?y=z&rank=0&world_size=1", InitOptions{})
+	require.ErrorContains(t, err, "inittest:// needs a name that tells this run from others: ?prefix=NAME")
+	g, err := Init(t.Context(), "inittest://h/x?y=z&prefix=p&rank=0&world_size=1", InitOptions{Options: Options{Timeout: time.Minute}})
+	require.NoError(t, err)
+	require.Equal(t, store.OpenOptions{Prefix: "p", Timeout: time.Minute}, got)
+	require.NoError(t, g.Close())
+	_, err = st.NumKeys(t.Context())
+	require.ErrorIs(t, err, store.ErrClosed)
 }
 
 func TestInitPrefix(t *testing.T) {

@@ -23,7 +23,7 @@
 //   - Hash, in this package: in memory, for ranks that are goroutines.
 //   - File, in this package: a file that processes share; PyTorch's FileStore.
 //   - store/tcp: client and server of PyTorch's TCPStore, the usual choice.
-//   - store/redis: a Redis server.
+//   - store/redis: a Redis server, through go-redis v9. Only programs that import it have it.
 //   - Prefix, in this package: a view of another store under a name, so that
 //     groups and jobs can share one.
 //

@@ -176,6 +176,8 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+
+	_ "github.com/c10d-go/c10d/store/redis" // URLs of -init
 )
 
 // command is a subcommand. Each file registers its own in an init function.

@@ -59,6 +59,8 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/pg"
+	_ "github.com/c10d-go/c10d/store/redis" // redis:// in -init
+	_ "github.com/c10d-go/c10d/trace/debug" // the page of c10d run -debug
 )
 
 // config has the values of the flags.

@@ -65,7 +65,8 @@ var layers = []layer{
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
 
 	{"trace", []string{"tensor", "work", "backend", "internal/ownfile"}},
-	{"trace/debug", []string{"work", "backend", "trace", "internal/credentials", "internal/ownfile", "internal/strangers"}},
+	{"internal/rankpage", []string{"trace", "internal/credentials"}},
+	{"trace/debug", []string{"work", "backend", "trace", "internal/credentials", "internal/ownfile", "internal/rankpage", "internal/strangers"}},
 
 	{"backend/detail", []string{"tensor", "work", "store", "backend", "internal/begun"}},
 
@@ -142,9 +143,9 @@ var layers = []layer{
 	{"internal/notice", []string{"store", "internal/lag"}},
 	{"internal/membership", []string{"store"}},
 	{"internal/launch", []string{"store", "internal/ownfile"}},
-	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "internal/ownfile", "store", "store/tcp", "trace/debug", "golang.org/x/sys/..."}},
+	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "internal/ownfile", "internal/rankpage", "store", "store/tcp", "trace/debug", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},
-	{"pg", []string{"tensor", "work", "trace", "trace/debug", "store", "store/tcp", "store/redis", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/membership", "internal/notice", "internal/rollcall", "internal/waiting"}},
+	{"pg", []string{"tensor", "work", "trace", "store", "store/tcp", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/membership", "internal/notice", "internal/rankpage", "internal/rollcall", "internal/waiting"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
 	{"weights", []string{"tensor", "internal/credentials", "internal/hostmem", "internal/reduce", "internal/strangers", "internal/tcpsock"}},

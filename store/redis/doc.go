@@ -7,6 +7,11 @@
 //	}
 //	defer s.Close()
 //
+// The store uses the client github.com/redis/go-redis/v9. A program has it only if it imports this
+// package. That import also lets pg.Init take URLs of the schemes redis and rediss:
+//
+//	import _ "github.com/c10d-go/c10d/store/redis"
+//
 // # Names and expiry
 //
 // All names begin with the store's prefix: key k is the Redis string

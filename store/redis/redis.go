@@ -64,7 +64,14 @@ type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
-func init() { redis.SetLogger(quiet{}) }
+func init() {
+	redis.SetLogger(quiet{})
+	for _, scheme := range []string{"redis", "rediss"} {
+		store.Register(scheme, func(ctx context.Context, url string, o store.OpenOptions) (store.Store, error) {
+			return New(ctx, url, Options{Prefix: o.Prefix, Timeout: o.Timeout, TLS: o.TLS})
+		})
+	}
+}
 
 // Options of a store. The zero value works.
 type Options struct {

@@ -2,7 +2,11 @@
 // connections and routes, and the last lines of the log. It has the operations that have not ended, and
 // says which ranks they wait for. Buttons take a dump of the recorder and profiles.
 //
-// pg.Init serves the page of its rank if the variable C10D_DEBUG_ADDR has an address:
+// A program that imports this package has the page, as with net/http/pprof:
+//
+//	import _ "github.com/c10d-go/c10d/trace/debug"
+//
+// pg.Init then serves the page of its rank if the variable C10D_DEBUG_ADDR has an address:
 //
 //	C10D_DEBUG_ADDR=127.0.0.1:6060 c10d run -n 4 -- ./train     # local rank k: port 6060+k
 //	c10d run -debug 127.0.0.1:6060 -n 4 -- ./train              # one page for all ranks

@@ -23,6 +23,7 @@ import (
 
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/internal/rankpage"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/trace/debug"
 )
@@ -186,6 +187,8 @@ func (p *pages) askLocal(ctx context.Context, local int, form url.Values) (debug
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return debug.Answer{}, errNoAnswer
+	case errors.As(err, &dial) && dial.Op == "dial" && rankpage.Declined(p.socket(local)):
+		return debug.Answer{}, fmt.Errorf("it has no page: %w", rankpage.ErrNotImported)
 	case errors.As(err, &dial) && dial.Op == "dial":
 		return debug.Answer{}, errNoPage
 	case err != nil:

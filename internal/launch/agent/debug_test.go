@@ -21,6 +21,7 @@ import (
 
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/rankpage"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/trace"
@@ -110,6 +111,11 @@ func TestPages(t *testing.T) {
 			require.Regexp(t, `process \d+ runs`, r.About)
 		}
 		for rank, addr := range addresses {
+			path := strings.TrimPrefix(addr, "unix:")
+			rankpage.Decline(addr)
+			_, s = jobPage(t, url, nil)
+			require.Contains(t, s.Ranks[rank].Error, `it has no page: its program lacks import _ "github.com/c10d-go/c10d/trace/debug"`)
+			require.NoError(t, os.Remove(path))
 			r := trace.New(trace.Options{})
 			r.Join(trace.Member{Name: "0", Rank: rank, Ranks: []int{0, 1}})
 			p, err := debug.Serve(addr, debug.New(r, debug.Options{}), debug.Access{})

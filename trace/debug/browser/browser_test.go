@@ -92,7 +92,7 @@ var (
 			return "", err
 		}
 		program = filepath.Join(built, "c10d")
-		cmd := exec.Command("go", "build", "-tags", "noredis", "-o", program, "./cmd/c10d")
+		cmd := exec.Command("go", "build", "-o", program, "./cmd/c10d")
 		cmd.Dir = "../../.." // the core, which has the requirements of the program
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("%w: %s", err, out)

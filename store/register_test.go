@@ -1,0 +1,28 @@
+package store_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/store"
+)
+
+func TestLookup(t *testing.T) {
+	_, err := store.Lookup("rediss")
+	require.EqualError(t, err, `store: rediss:// is not in this program: add import _ "github.com/c10d-go/c10d/store/redis" to it`)
+	_, err = store.Lookup("etcd")
+	require.EqualError(t, err, `store: no store for scheme "etcd": there are env, tcp, file, redis, rediss and those of store.Register`)
+
+	open := func(context.Context, string, store.OpenOptions) (store.Store, error) { return store.NewHash(), nil }
+	store.Register("lookup", open)
+	got, err := store.Lookup("lookup")
+	require.NoError(t, err)
+	st, err := got(t.Context(), "lookup://h", store.OpenOptions{})
+	require.NoError(t, err)
+	require.NoError(t, st.Close())
+	require.PanicsWithValue(t, "store: Register called twice for scheme lookup", func() { store.Register("lookup", open) })
+	require.Panics(t, func() { store.Register("", open) })
+	require.Panics(t, func() { store.Register("nil", nil) })
+}

@@ -297,7 +297,7 @@ func TestALinkBrokenInAnotherGroup(t *testing.T) {
 					} else {
 						<-failed
 					}
-					return wait(b.AllReduce(context.Background(), list(vec(1)), backend.AllReduceOptions{Timeout: time.Second}))
+					return wait(b.AllReduce(context.Background(), list(vec(1)), backend.AllReduceOptions{Timeout: 5 * time.Second}))
 				})
 				for r, err := range errs {
 					require.Equal(t, fmt.Sprintf("link between %d and %d", tc.a, tc.b), blamed(err), "rank %d: %v", r, err)

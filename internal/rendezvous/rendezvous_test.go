@@ -653,11 +653,11 @@ func TestLazyPeer(t *testing.T) {
 		c := introduce(t, at, 1)
 		awaitHello(t, c)
 		require.Equal(t, words(48, 2, 4, 0, 2, 0), take(t, c, 48))
+		require.Equal(t, words(48, 2, 4, 0, 2, 0), take(t, silent, 48))
 		_, err = c.Write(words(48, 3, 4, 0, 2, 0))
 		require.NoError(t, err)
 		require.Equal(t, append(words(50, 1, 4, 0, 2, 0), "ok"...), take(t, c, 50))
 		require.NoError(t, await(t, s))
-		require.Equal(t, words(48, 2, 4, 0, 2, 0), take(t, silent, 48))
 		closed(t, silent)
 	})
 	t.Run("the peer never connects", func(t *testing.T) {

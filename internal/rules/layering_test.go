@@ -42,6 +42,7 @@ var layers = []layer{
 	{"internal/memfd", []string{"internal/openfiles", "golang.org/x/sys/..."}},
 	{"internal/freeport", nil},
 	{"internal/hole", nil},
+	{"internal/bytesize", nil},
 	{"internal/netns", nil},
 	{"internal/sockets", nil},
 	{"internal/credentials", []string{"internal/ownfile"}},
@@ -152,16 +153,18 @@ var layers = []layer{
 	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},
 
 	{"internal/script", []string{"tensor", "work", "backend", "pg"}},
-	{"internal/faults", []string{"tensor", "work", "store", "store/tcp", "backend", "backend/gloo", "pg", "internal/netns", "internal/script"}},
-	{"internal/figures", []string{"internal/faults"}},
 	{"internal/typecheck", nil},
 	{"cmd/...", []string{
 		"tensor", "work", "trace/...", "store/...", "backend/...", "pg", "ddp",
-		"internal/credentials", "internal/faults", "internal/launch/...", "internal/ownfile", "internal/script", "internal/plan", "internal/choice", "internal/cluster", "internal/ways", "internal/simulate",
+		"internal/credentials", "internal/bytesize", "internal/launch/...", "internal/ownfile", "internal/script", "internal/plan", "internal/choice", "internal/cluster", "internal/ways",
 		"golang.org/x/sys/...", "golang.org/x/term",
 	}},
 
+	// What only developers run is in modules of its own.
 	{"interop", append([]string{"internal/freeport", "internal/script"}, public...)},
+	{"tools/...", append([]string{
+		"tools/internal/...", "internal/bytesize", "internal/choice", "internal/netns", "internal/plan", "internal/script", "internal/simulate",
+	}, public...)},
 
 	{"docs", nil},
 

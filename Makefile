@@ -33,7 +33,7 @@ TYPECHECKED = linux/arm64 darwin/arm64 freebsd/amd64
 NESTED = $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod))
 
 # Nested modules that make lint covers, because they depend on little but the core.
-OWN = tools interop
+OWN = weights examples/torch/serve tools interop
 
 .PHONY: help demo build test race arm64 386 nested gpu gorgonia figures kernels lint fuzz bench bench-peers cover interop
 
@@ -48,6 +48,8 @@ demo: ## train a classifier on RANKS=4 ranks; the last line is the result
 build: ## compile everything; the programs go to bin/
 	$(GO) build ./...
 	$(GO) build -o bin/ ./cmd/...
+	$(GO) build -C weights ./...
+	$(GO) build -C examples/torch/serve -o /dev/null .
 	$(GO) build -C tools -o $(CURDIR)/bin/ ./...
 	$(GO) build -C interop -o $(CURDIR)/bin/ .
 
@@ -124,9 +126,10 @@ lint: ## format, vet, staticcheck, other platforms, rules of the tree
 	$(GO) test -C tools -count 1 ./figures
 	$(GO) test -count 1 ./internal/rules
 	$(GO) run ./internal/typecheck $(TYPECHECKED)
+	cd weights && $(GO) run $(CURDIR)/internal/typecheck $(TYPECHECKED)
 	@mkdir -p bin; set -e; for p in $(VETTED); do echo "vet ./... for $$p, link cmd/c10d"; \
 	  export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0; \
-	  $(GO) vet ./...; $(GO) build -o bin/linked ./cmd/c10d; rm bin/linked; done
+	  $(GO) vet ./...; $(GO) vet -C weights ./...; $(GO) build -o bin/linked ./cmd/c10d; rm bin/linked; done
 
 # A package is compiled once for all its targets. With FUZZBUILD= it is compiled as for tests, and the fuzzer
 # does not see which code an input reaches. Go's fuzzer sometimes reports the end of its time as a

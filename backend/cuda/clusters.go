@@ -101,8 +101,7 @@ func (b *Backend) meetClusters(ctx context.Context, o backend.Options, why error
 	if err != nil {
 		return err
 	}
-	plans := cmp.Or(inner.Plans, os.Getenv(plansVariable))
-	b.clusters = clusterway.New(g, layout, network, inside, b.options.Chunk, plans, b.options.DTypes)
+	b.clusters = clusterway.New(g, layout, network, inside, b.options.Chunk, cmp.Or(inner.Plans, os.Getenv(plansVariable)))
 	g.Ways = append(g.Ways, b.clusters)
 	return nil
 }

@@ -242,7 +242,13 @@ var crowds = []struct {
 	{"half of a token's handshake", []mode{withToken}, "store", func() int { return *lorises }, says("\xc1c10d-go")},
 	{"GET without its body", []mode{withTLS, withToken, plain}, "debug page", func() int { return *lorises },
 		says("GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n")},
-	{"says that it is a rank", []mode{plain}, "store", func() int { return *lorises * 5 / 2 }, func(c *net.TCPConn, r *mrand.Rand) bool {
+	{"GETs whose answers are not read", []mode{plain}, "store", func() int { return *lorises },
+		func(c *net.TCPConn, r *mrand.Rand) bool {
+			c.SetWriteDeadline(time.Now().Add(refusal))
+			c.Write(anyDialect(r).gets)
+			return true
+		}},
+	{"says that it is a rank", []mode{plain}, "store of", func() int { return *lorises * 5 / 2 }, func(c *net.TCPConn, r *mrand.Rand) bool {
 		c.Write(anyDialect(r).rank)
 		return true
 	}},
@@ -273,6 +279,7 @@ type dialect struct {
 	head   []byte // of a large request
 	value  []byte // comes before each value
 	values int
+	gets   []byte // the first messages of a guest: a value of 15 KB, and requests for it
 }
 
 // valueBytes is a little less than the most that a store takes.
@@ -287,11 +294,18 @@ var dialects = func() []dialect {
 	opening := []byte{0, 0xce, 0xf7, 0x85, 0x3c}
 	sets := le.AppendUint64([]byte{multiSet}, 7)
 	value := le.AppendUint64(text(nil, "/half"), valueBytes)
+	found := strings.Repeat("x", 15_000)
+	gets := func(set, get byte, frame func([]byte, int) []byte) []byte {
+		asks := bytes.Repeat(frame(text([]byte{get}, "/found"), 0), 10)
+		return append(frame(text(text([]byte{set}, "/found"), found), 0), asks...)
+	}
+	bare := func(b []byte, _ int) []byte { return b }
+	native := slices.Concat(opening, []byte{ping, 0xcd, 0x80, 0xd2, 0xc1})
 	return []dialect{
-		{slices.Concat(opening, worker(add)), sets, value, 7}, // PyTorch
-		{slices.Concat(opening, []byte{ping, 0xcd, 0x80, 0xd2, 0xc1}, frame(text([]byte{hello}, ""), 0), frame(worker(add), 0)),
-			frame(sets, 7*(len(value)+valueBytes)), value, 7}, // native
-		{worker(3), []byte{0}, value, 1}, // PyTorch up to 2.0, with a SET
+		{slices.Concat(opening, worker(add)), sets, value, 7, append(opening, gets(1, 3, bare)...)}, // PyTorch
+		{slices.Concat(native, frame(text([]byte{hello}, ""), 0), frame(worker(add), 0)),
+			frame(sets, 7*(len(value)+valueBytes)), value, 7, append(native, gets(1, 3, frame)...)}, // native
+		{worker(3), []byte{0}, value, 1, gets(0, 2, bare)}, // PyTorch up to 2.0, with a SET
 	}
 }()
 
@@ -327,11 +341,19 @@ func TestDialects(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 1, joined)
 		require.NoError(t, good.Wait(ctx, "half"))
+		guest, err := net.Dial("tcp", s.Addr().String())
+		require.NoError(t, err)
+		defer guest.Close()
+		guest.SetDeadline(time.Now().Add(patience))
+		guest.Write(d.gets)
+		n, err := io.CopyN(io.Discard, guest, 10*15_000)
+		require.NoError(t, err, "%d bytes", n)
 	}
 }
 
 // TestAttacksOnEveryPort attacks every TCP port that a job of c10d run listens on. These are the
-// agents' store, the debug page, the ranks' store, and for each rank one port for gloo and one for cuda.
+// agents' store, the debug page, the ranks' store, and for each rank one port for gloo and one for cuda. Beside a
+// plain job there is a plain c10d store, which knows no world.
 // All attacks are refused, or their connections stay open and cost little: no process grows, the job's calls
 // go on, its page is shown to whoever may see it, and new clients of the stores and new jobs get in. In full:
 //
@@ -501,6 +523,11 @@ func startAttacked(t *testing.T, mode mode) *attacked {
 		flags += " -token-file " + j.token
 	}
 	j.programs = nodesOf(t, [2]int{1, 1}, flags, "env:MASTER_PORT", "toil:"+j.phase)
+	if mode == plain {
+		p := start(t, nil, "store", "-listen", "127.0.0.1:0")
+		p.await(1, "listening on ")
+		j.pids["c10d store"] = p.cmd.Process.Pid
+	}
 	var storePort string
 	for n, p := range j.programs {
 		_, storePort, _ = strings.Cut(p.await(1, "MASTER_PORT=")[0], "=")
@@ -515,7 +542,9 @@ func startAttacked(t *testing.T, mode mode) *attacked {
 			switch port := strconv.Itoa(int(s.Local.Port())); {
 			case !s.Listens:
 			case port == storePort:
-				j.ports["store"] = s.Local
+				j.ports["store of ranks"] = s.Local
+			case who == "c10d store":
+				j.ports[who] = s.Local
 			case s.Local.String() == page:
 				j.ports["debug page"] = s.Local
 			case strings.HasPrefix(who, "launcher"):
@@ -529,7 +558,7 @@ func startAttacked(t *testing.T, mode mode) *attacked {
 	require.GreaterOrEqual(t, len(j.ports), 5, "%v", j.ports)
 	require.Contains(t, j.ports, "debug page")
 	t.Log("ports: ", slices.Sorted(maps.Keys(j.ports)))
-	j.good = j.record(t, j.ports["store"].String())
+	j.good = j.record(t, j.ports["store of ranks"].String())
 	for who := range j.pids {
 		// The most resident bytes are counted from now on.
 		require.NoError(t, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", j.pids[who]), []byte("5"), 0))

@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
-
-	"github.com/c10d-go/c10d/internal/bytesize"
 )
 
 // bar is a target for an operation: one line of a file such as
@@ -167,7 +165,7 @@ func (b *bench) reportBars(std stdio, ours, peers records) error {
 			verdict = "holds"
 			hold++
 		}
-		size := bytesize.Name(x.size)
+		size := sizeName(x.size)
 		if x.size == 0 {
 			size = "-"
 		}

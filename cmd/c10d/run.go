@@ -172,12 +172,7 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 			return agent.Init(append([]string{self}, os.Args[1:]...), signals)
 		}
 
-		// Its stores hold little, but strangers can fill them up to their limits, and the collector would let
-		// garbage double that. So it comes early, which costs a launcher nothing.
-		const usual = 100
-		if set := debug.SetGCPercent(25); set != usual {
-			debug.SetGCPercent(set)
-		}
+		collectEarly()
 		s, err := agent.Run(context.Background(), j)
 		if err != nil {
 			return 1, explainStart(err, args[0])
@@ -194,6 +189,15 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 			}
 		}
 		return s.ExitCode, nil
+	}
+}
+
+// collectEarly is for programs with stores. These hold little, but strangers can fill them up to their limits, and
+// the collector would let garbage double that. So it comes early, which costs such a program little.
+func collectEarly() {
+	const usual = 100
+	if set := debug.SetGCPercent(25); set != usual {
+		debug.SetGCPercent(set)
 	}
 }
 

@@ -51,6 +51,7 @@ func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		defer stop()
 		signal.Ignore(syscall.SIGPIPE) // the store outlives who reads its statistics
 		defer signal.Reset(syscall.SIGPIPE)
+		collectEarly()
 		server, err := tcp.Listen(ctx, *listen, o)
 		if err != nil {
 			return 1, err

@@ -36,7 +36,7 @@ type clients struct {
 	held    atomic.Int64 // the sum of account.held
 	refused atomic.Int64
 	hostile atomic.Bool // most new ones are refused
-	taking  sync.Mutex  // see holdUpTo
+	taking  sync.Mutex  // see take
 	turns   int64       // how often it was taken
 
 	mu        sync.Mutex
@@ -275,20 +275,6 @@ func (c *session) hold(n int64) {
 	} else if all > t.maxHeld && n > 0 {
 		t.relieve(nil, 0)
 	}
-}
-
-// holdUpTo is hold if the sum stays within a limit, and reports whether it does.
-func (c *session) holdUpTo(limit, n int64) bool {
-	t := c.server.clients
-	t.taking.Lock()
-	defer t.taking.Unlock()
-	if t.held.Load()+n > limit {
-		return false
-	}
-	t.turns++
-	c.turn.Store(t.turns)
-	c.hold(n)
-	return true
 }
 
 // long is how much a server holds for one client with a long request. An eighth of it for each false rank fits

@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"math"
 	"net"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -370,12 +372,17 @@ func TestMaxHeld(t *testing.T) {
 		until(t, func() bool { return s.Stats().Waiting == 0 })
 		until(t, func() bool { return s.clients.held.Load() == 0 })
 	})
-	t.Run("replies of one read", func(t *testing.T) {
+	t.Run("many in one reply", func(t *testing.T) {
 		s := serve(t, ServerOptions{MaxHeld: 64 << 10})
 		c := talk(t, s, v2d)
-		c.request(v2d, keyed(qSet, "x", make([]byte, 15<<10)))
+		c.request(v2d, keyed(qSet, "x", make([]byte, 1000)))
+		many := &request{query: qMultiGet, keys: slices.Repeat(one("/x"), 50)}
+		c.request(v2d, many)
+		_, err := c.r.Discard(50 * 1008)
+		require.NoError(t, err)
 		c.open(v2d)
-		c.Write(bytes.Repeat(cat(int(qGet), "/x"), 10)) // all before any is sent
+		many.keys = slices.Repeat(many.keys, 2)
+		c.request(v2d, many)
 		c.closed()
 	})
 	t.Run("listings", func(t *testing.T) {
@@ -399,18 +406,18 @@ func TestMaxHeld(t *testing.T) {
 		until(t, func() bool { return s.Stats().Refused == 1 })
 	})
 	t.Run("replies", func(t *testing.T) {
-		s := serve(t, ServerOptions{MaxHeld: 16 << 20})
+		s := serve(t, ServerOptions{MaxHeld: 12 << 20})
 		deaf := talkNative(t, s)
-		for i := range 60 {
+		for i := range 10 {
 			deaf.ask(uint32(i), keyed(qGet, strconv.Itoa(i)))
 		}
-		until(t, func() bool { return s.Stats().Waiting == 60 })
+		until(t, func() bool { return s.Stats().Waiting == 10 })
 		good := join(t, s.Addr().String(), Options{})
-		for i := range 60 {
-			require.NoError(t, good.Set(t.Context(), strconv.Itoa(i), make([]byte, 1<<20)))
+		for i := range 10 {
+			require.NoError(t, good.Set(t.Context(), strconv.Itoa(i), make([]byte, 4<<20)))
 		}
 		require.Zero(t, s.Stats().Refused) // they are stored anyway
-		for i := range 60 {
+		for i := range 10 {
 			_, err := good.Delete(t.Context(), strconv.Itoa(i))
 			require.NoError(t, err)
 		}
@@ -446,6 +453,52 @@ func lent(s *Server) int {
 	s.data.mu.Lock()
 	defer s.data.mu.Unlock()
 	return len(s.data.lent)
+}
+
+// A client that does not read costs little more than a batch, however much it asks for.
+func TestCostOfReplies(t *testing.T) {
+	if race {
+		t.Skip("the race detector allocates")
+	}
+	const n = 50
+	for _, size := range []int{100, 1000, 15 << 10, 100 << 10} {
+		for name, d := range map[string]store.Dialect{"old": v1d, "new": v2d, "native": native} {
+			t.Run(fmt.Sprint(size, " ", name), func(t *testing.T) {
+				s := serve(t, ServerOptions{})
+				require.NoError(t, join(t, s.Addr().String(), Options{}).Set(t.Context(), "x", make([]byte, size)))
+				var all []*raw
+				for range n {
+					c := talkNative(t, s)
+					if d != native {
+						c = talk(t, s, d)
+						c.open(d)
+					}
+					all = append(all, c)
+				}
+				s.clients.mu.Lock()
+				for c := range s.clients.sessions {
+					c.wmu.Lock() // as a client that does not read
+					defer c.wmu.Unlock()
+				}
+				s.clients.mu.Unlock()
+				before := memory()
+				var gets []byte
+				for i := range 200 {
+					if d == native {
+						gets = appendFrame(gets, uint32(i), keyed(qGet, "x"))
+					} else {
+						gets, _ = keyed(qGet, "x").append(gets, d)
+					}
+				}
+				for _, c := range all {
+					c.Write(gets) // at once
+				}
+				until(t, func() bool { return s.clients.held.Load() >= n*batch })
+				require.Less(t, int64(memory()-before), int64(n*6<<10))
+				require.Less(t, s.clients.held.Load(), int64(n*4*batch))
+			})
+		}
+	}
 }
 
 // A wait counts as much as it takes.
@@ -629,6 +682,16 @@ func TestLongValuesCloseNoSmallOnes(t *testing.T) {
 	large.closed()
 	require.NoError(t, join(t, s.Addr().String(), Options{}).Set(t.Context(), "goes on", nil))
 	require.NoError(t, await(t, waits))
+}
+
+// However large the world is, there are limits.
+func TestLimitsOfALargeWorld(t *testing.T) {
+	for _, world := range []int{1 << 20, 1 << 29, math.MaxInt} {
+		o := ServerOptions{World: world}.withDefaults()
+		require.Greater(t, o.MaxHeld, int64(64<<40))
+		require.Positive(t, o.MaxClients)
+		require.Positive(t, newClients(o).most[silent])
+	}
 }
 
 // Ranks that all wait for the keys of all, as those of one group do when they meet, have room for that.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"maps"
 	"math"
@@ -58,10 +59,10 @@ type peer struct {
 	parked []*waiter          // what could be answered, had out room for it
 }
 
-// loan has the peers that are to be sent a stored value. Its bytes count for them once it is stored no more.
+// loan has the peers that are to be sent a stored value, each as often as it is.
 type loan struct {
-	peers   []*peer
-	counted int64 // for each
+	peers []*peer
+	gone  int64 // its bytes once it is stored no more: they count for each of peers
 }
 
 // will is a COMPARE_SET to be carried out when the connection has ended.
@@ -92,10 +93,11 @@ type waiter struct {
 	next   int // the index of the key waited for, in the native one
 }
 
-// cost is what w counts in ServerOptions.MaxHeld. A native waiter has a place for one of its keys only.
+// cost is what w counts in ServerOptions.MaxHeld. A native waiter has a place for one of its keys only, and one with a
+// large reply has none.
 func (w *waiter) cost() int64 {
 	n := perWait + w.req.held() + perKey*len(w.req.keys)
-	if w.peer.dialect != native {
+	if w.peer.dialect != native && w.req.query != qMultiGet {
 		n += overhead * len(w.req.keys)
 	}
 	return int64(n)
@@ -152,6 +154,10 @@ func (d *data) do(p *peer, id uint32, r *request) (woken []*peer, err error) {
 	if p.dialect == store.DialectV1 {
 		d.drop(p.wait)
 	}
+	if d.large(r) > 0 {
+		d.park(&waiter{peer: p, req: *r.clone()})
+		return woken, nil
+	}
 	return woken, d.apply(p, r, &p.out, &woken)
 }
 
@@ -171,15 +177,8 @@ func (d *data) leave(p *peer) (woken []*peer) {
 		_ = d.apply(p, &request{query: qCompareSet, keys: one(key), vals: [][]byte{w.expected, w.desired}}, &p.out, &woken)
 	}
 	p.wills = nil
-	d.takeBack(p, p.out.take().lent)
+	d.takeBack(p, p.out.take().pieces)
 	return woken
-}
-
-// sent notes that a peer's replies have been sent, with these values.
-func (d *data) sent(p *peer, values [][]byte) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.takeBack(p, values)
 }
 
 // listed is how many keys a listing takes while it holds mu, for about 40 microseconds.
@@ -242,33 +241,82 @@ func (d *data) list(p *peer, id uint32) (keys []string, size int, woken []*peer,
 	return keys, size, woken, nil
 }
 
-// resume answers requests that were deferred because p's output was full.
-func (d *data) resume(p *peer) {
+// sent notes that these parts of replies have been sent to p. It answers requests that were deferred because p's
+// output was full. If the next reply is large it returns its size: answer is to be called when there is room.
+func (d *data) sent(p *peer, pieces []piece) (large int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	parked := p.parked
-	p.parked = nil
-	for i, w := range parked {
-		if p.out.full(d.limits.Message) {
-			p.parked = append(p.parked, parked[i:]...)
-			p.out.hold()
-			return
+	d.takeBack(p, pieces)
+	for len(p.parked) > 0 && large == 0 && !p.out.full() {
+		if large = d.large(&p.parked[0].req); large == 0 {
+			d.unpark(p)
 		}
-		p.session.hold(-w.cost())
-		var woken []*peer // see settle
-		d.serve(p, w.id, &w.req, &woken)
 	}
+	if len(p.parked) > 0 {
+		p.out.hold()
+	}
+	return large
+}
+
+// answer answers the first request that was deferred.
+func (d *data) answer(p *peer) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.unpark(p)
 }
 
 // The rest is called with mu held.
 
+// park defers the reply to w until p's output has been sent and, if it is large, there is room.
+func (d *data) park(w *waiter) {
+	p := w.peer
+	p.session.hold(w.cost())
+	p.parked = append(p.parked, w)
+	p.out.hold()
+}
+
+// unpark answers the first request that was deferred, unless the connection has ended.
+func (d *data) unpark(p *peer) error {
+	if len(p.parked) == 0 {
+		return nil
+	}
+	w := p.parked[0]
+	p.parked = p.parked[1:]
+	p.session.hold(-w.cost())
+	var woken []*peer // see settle
+	switch {
+	case p.dialect != native:
+		return d.apply(p, &w.req, &p.out, &woken)
+	case d.missing(&w.req) > 0:
+		return d.serve(p, w.id, &w.req, &woken)
+	}
+	return d.reply(p, w.id, &w.req, &woken)
+}
+
+// large returns how much memory the reply to r takes, if that is more than others do.
+func (d *data) large(r *request) (n int64) {
+	if r.query != qMultiGet {
+		return 0
+	}
+	for _, k := range r.keys {
+		if size := len(d.keys[k]); size <= copied {
+			n += 8 + int64(size)
+		} else {
+			n += 8 + perPiece
+		}
+	}
+	if n < batch {
+		n = 0
+	}
+	return n
+}
+
 // lend adds a stored value to a reply.
 func (d *data) lend(p *peer, out *output, value []byte) {
-	out.blob(value)
+	out.blob(value, true)
 	if len(value) <= copied {
 		return
 	}
-	out.lend(value)
 	l := d.lent[&value[0]]
 	if l == nil {
 		l = new(loan)
@@ -277,15 +325,24 @@ func (d *data) lend(p *peer, out *output, value []byte) {
 	l.peers = append(l.peers, p)
 }
 
-// takeBack ends loans to p.
-func (d *data) takeBack(p *peer, values [][]byte) {
-	for _, v := range values {
-		l := d.lent[&v[0]]
-		i := slices.Index(l.peers, p)
-		if l.peers = slices.Delete(l.peers, i, i+1); len(l.peers) == 0 {
-			delete(d.lent, &v[0])
+// takeBack ends the loans to p that these pieces are.
+func (d *data) takeBack(p *peer, pieces []piece) {
+	for _, v := range pieces {
+		if !v.stored {
+			continue
 		}
-		p.session.hold(-l.counted)
+		l := d.lent[&v.bytes[0]]
+		last := len(l.peers) - 1
+		for i := last; i >= 0; i-- { // who reads is among the last
+			if l.peers[i] == p {
+				l.peers[i], l.peers = l.peers[last], l.peers[:last]
+				p.session.hold(-l.gone)
+				break
+			}
+		}
+		if len(l.peers) == 0 {
+			delete(d.lent, &v.bytes[0])
+		}
 	}
 }
 
@@ -295,9 +352,9 @@ func (d *data) drops(value []byte) {
 		return
 	}
 	if l := d.lent[&value[0]]; l != nil {
-		l.counted = int64(len(value))
+		l.gone = int64(len(value))
 		for _, p := range l.peers {
-			p.session.hold(l.counted)
+			p.session.hold(l.gone)
 		}
 	}
 }
@@ -336,6 +393,15 @@ func (d *data) serve(p *peer, id uint32, r *request, woken *[]*peer) error {
 			return nil
 		}
 	}
+	if d.large(r) > 0 {
+		d.park(&waiter{peer: p, id: id, req: *r.clone()})
+		return nil
+	}
+	return d.reply(p, id, r, woken)
+}
+
+// reply is serve for a request that need not wait.
+func (d *data) reply(p *peer, id uint32, r *request, woken *[]*peer) error {
 	body := &d.scratch
 	err := d.apply(p, r, body, woken)
 	if err == nil && uint64(body.size)+frameHead > math.MaxUint32 {
@@ -346,7 +412,7 @@ func (d *data) serve(p *peer, id uint32, r *request, woken *[]*peer) error {
 	} else if status := refused(err); status != done {
 		p.out.frame(id, status, []byte(err.Error()), nil)
 		err = nil
-		d.takeBack(p, body.lent)
+		d.takeBack(p, body.pieces)
 	}
 	body.reset()
 	return err
@@ -423,7 +489,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 		case ok && !bytes.Equal(held, expected):
 			d.lend(p, out, held)
 		case !ok && len(expected) > 0:
-			out.blob(expected)
+			out.blob(expected, false)
 		default:
 			if !ok || !bytes.Equal(held, desired) {
 				if err := d.set(p, key, desired, woken); err != nil {
@@ -452,7 +518,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 				break
 			}
 		}
-		out.byte(answer)
+		out.bytes(answer)
 
 	case qWait:
 		if p.dialect != native {
@@ -462,7 +528,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 				return nil
 			}
 		}
-		out.byte(ready)
+		out.bytes(ready)
 
 	case qNumKeys:
 		out.int64(int64(len(d.keys)))
@@ -486,18 +552,14 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 		return d.set(p, key, append(held, r.vals[0]...), woken)
 
 	case qMultiGet:
-		size, small := 0, 0
+		size := 0
 		for _, k := range r.keys {
-			n := len(d.keys[k])
-			size += n
-			if n <= copied {
-				small += n
-			}
+			size += len(d.keys[k])
 		}
 		if size > d.limits.Message {
 			return fmt.Errorf("MULTI_GET of %d bytes: %w", size, store.ErrTooLarge)
 		}
-		out.reserve(small + 8*len(r.keys))
+		out.reserve(int(d.large(r)))
 		for _, k := range r.keys {
 			d.lend(p, out, d.keys[k])
 		}
@@ -511,7 +573,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 
 	case qCancelWait:
 		d.drop(p.wait)
-		out.byte(cancelled)
+		out.bytes(cancelled)
 
 	case qPing:
 		out.uint32(uint32(r.num))
@@ -534,7 +596,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 		if len(q) == 0 {
 			break
 		}
-		out.blob(q[0])
+		out.blob(q[0], false)
 		d.bytes -= cost("", q[0])
 		q[0] = nil
 		if d.queues[key] = q[1:]; len(q) == 1 {
@@ -555,11 +617,11 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 			d.await(&waiter{peer: p, req: *r.clone()}, 1)
 			return nil
 		}
-		out.byte(ready)
+		out.bytes(ready)
 		d.wake(key, woken)
 
 	case qWatch:
-		out.byte(watched)
+		out.bytes(watched)
 
 	case qSetWill:
 		if _, there := p.wills[key]; !there && len(p.wills) == maxWills {
@@ -582,7 +644,7 @@ func (d *data) apply(p *peer, r *request, out *output, woken *[]*peer) error {
 		if err := d.self.admit(key); err != nil {
 			return err
 		}
-		out.blob(d.self.encode())
+		out.blob(d.self.encode(), false)
 
 	default:
 		return malformedf("unexpected %v", r.query)
@@ -722,7 +784,7 @@ func (d *data) seen(at *place, woken *[]*peer) {
 	if w.left--; w.left == 0 {
 		*woken = append(*woken, p)
 		d.forget(w)
-		p.out.byte(ready)
+		p.out.bytes(ready)
 	}
 }
 
@@ -732,10 +794,8 @@ func (d *data) settle() {
 	var woken []*peer // requests that wait wake no others
 	for i, w := range d.due {
 		d.due[i] = nil
-		if p := w.peer; p.out.full(d.limits.Message) {
-			p.session.hold(w.cost())
-			p.parked = append(p.parked, w)
-			p.out.hold()
+		if p := w.peer; p.out.full() {
+			d.park(w)
 		} else {
 			d.serve(p, w.id, &w.req, &woken)
 		}
@@ -815,7 +875,7 @@ func (d *data) wakeOne(key string, woken *[]*peer) {
 		switch {
 		case w.req.query == qGet || w.req.query == qMultiGet || w.req.query == qBarrier:
 		case w.req.query == qQueueTake:
-			full := w.peer.out.full(d.limits.Message) // then it may not read for long
+			full := w.peer.out.full() // then it may not read for long
 			d.seen(at, woken)
 			if !full {
 				return
@@ -839,7 +899,7 @@ func (d *data) passOn(p *peer, woken *[]*peer) {
 	}
 }
 
-// output has the bytes to send to a peer. Large pieces are kept by reference. data fills it with
+// output has the bytes to send to a peer. Long values are kept by reference. data fills it with
 // data.mu held, which gives the order; a server takes from it at any time.
 type output struct {
 	mu sync.Mutex
@@ -848,48 +908,53 @@ type output struct {
 
 // replies are what an output has.
 type replies struct {
-	head    net.Buffers // the bytes before tail
-	tail    *chunk
+	own     *chunk // all bytes but those of pieces
+	pieces  []piece
 	size    int
-	lent    [][]byte // the pieces of head that are stored values, see data.lend
-	counted int      // bytes in ServerOptions.MaxHeld
-	held    bool     // more can come once this is sent
+	loose   int  // bytes of pieces that are not stored
+	counted int  // bytes in ServerOptions.MaxHeld
+	held    bool // more can come once this is sent
 }
+
+// piece is a long part of replies, which is not copied.
+type piece struct {
+	at     int // so many bytes of own come before
+	bytes  []byte
+	stored bool // see data.lend
+}
+
+// perPiece is the size counted for a piece besides its bytes: here, in a loan and in the call that sends it.
+const perPiece = 160
 
 // chunk is a reusable piece of output.
 type chunk struct{ b []byte }
 
-// Chunks begin with room for the replies of a rendezvous and are not kept when
-// they have grown large.
-const (
-	smallChunk = 1 << 10
-	largeChunk = 64 << 10
-)
+// batch is how much of replies, besides stored values, is sent before the next request of the same client is carried
+// out. A client that does not read costs about this much. Two batches fit into a chunk that is used again.
+const batch = 1 << 10
 
-var chunks = sync.Pool{New: func() any { return &chunk{make([]byte, 0, smallChunk)} }}
+var chunks = sync.Pool{New: func() any { return &chunk{make([]byte, 0, batch)} }}
 
 func (c *chunk) free() {
-	if c != nil && cap(c.b) <= largeChunk {
+	if c != nil && cap(c.b) <= 2*batch {
 		c.b = c.b[:0]
 		chunks.Put(c)
 	}
 }
 
-// copied is the longest value that is copied next to its length, for one write. Longer ones go
-// out by writev.
-const copied = 16 << 10
+// copied is the longest value that is copied next to its length. Longer ones go out by writev.
+const copied = batch
 
-// room returns the tail to append to, n bytes at least. It is called with mu
-// held.
+// room returns the chunk to append n bytes to. It is called with mu held.
 func (o *output) room(n int) *chunk {
-	if o.tail == nil {
-		o.tail = chunks.Get().(*chunk)
+	if o.own == nil {
+		o.own = chunks.Get().(*chunk)
 	}
 	o.size += n
-	return o.tail
+	return o.own
 }
 
-// reserve makes room for n bytes that are to be copied.
+// reserve makes room for n bytes in own.
 func (o *output) reserve(n int) {
 	o.mu.Lock()
 	c := o.room(0)
@@ -897,49 +962,42 @@ func (o *output) reserve(n int) {
 	o.mu.Unlock()
 }
 
-func (o *output) add(b []byte) {
+// add adds b, maybe by reference. It is called with mu held.
+func (o *output) add(b []byte, stored bool) {
+	c := o.room(len(b))
 	if len(b) <= copied {
-		c := o.room(len(b))
 		c.b = append(c.b, b...)
 		return
 	}
-	if o.tail != nil {
-		o.head = append(o.head, o.tail.b)
-		o.tail = nil
+	o.pieces = append(o.pieces, piece{len(c.b), b, stored})
+	if !stored {
+		o.loose += len(b)
 	}
-	o.head = append(o.head, b)
-	o.size += len(b)
 }
 
-func (o *output) byte(b byte) {
+func (o *output) bytes(b ...byte) {
 	o.mu.Lock()
-	c := o.room(1)
-	c.b = append(c.b, b)
+	c := o.room(len(b))
+	c.b = append(c.b, b...) // b is not kept
 	o.mu.Unlock()
 }
 
-func (o *output) uint32(n uint32) {
-	o.mu.Lock()
-	c := o.room(4)
-	c.b = binary.LittleEndian.AppendUint32(c.b, n)
-	o.mu.Unlock()
-}
+func (o *output) uint32(n uint32) { o.bytes(byte(n), byte(n>>8), byte(n>>16), byte(n>>24)) }
 
 func (o *output) int64(n int64) {
-	o.mu.Lock()
-	c := o.room(8)
-	c.b = binary.LittleEndian.AppendUint64(c.b, uint64(n))
-	o.mu.Unlock()
+	o.uint32(uint32(n))
+	o.uint32(uint32(n >> 32))
 }
 
-func (o *output) blob(b []byte) {
+// blob adds a value, which may be a stored one, with its length.
+func (o *output) blob(b []byte, stored bool) {
 	o.int64(int64(len(b)))
 	o.mu.Lock()
-	o.add(b)
+	o.add(b, stored)
 	o.mu.Unlock()
 }
 
-// frame adds a native reply, whose body is text or else body. It may take chunks of body.
+// frame adds a native reply, whose body is text or else body. It may take body's chunk.
 func (o *output) frame(id uint32, status byte, text []byte, body *output) {
 	size := len(text)
 	if body != nil {
@@ -951,43 +1009,42 @@ func (o *output) frame(id uint32, status byte, text []byte, body *output) {
 	c.b = binary.LittleEndian.AppendUint32(c.b, uint32(frameHead+size))
 	c.b = binary.LittleEndian.AppendUint32(c.b, id)
 	c.b = append(c.b, status)
-	o.add(text)
-	if body == nil {
+	o.add(text, false)
+	if body == nil || body.own == nil {
 		return
 	}
-	for _, b := range body.head {
-		o.add(b)
+	own, at := body.own.b, 0
+	for _, v := range body.pieces {
+		o.add(own[at:v.at], false)
+		o.add(v.bytes, v.stored)
+		at = v.at
 	}
-	o.lent = append(o.lent, body.lent...)
-	if t := body.tail; t != nil {
-		o.add(t.b)
-		if len(t.b) > copied {
-			body.tail = nil // it is o's now
-		}
+	o.add(own[at:], false)
+	if len(own) > copied {
+		body.own = nil // parts of it are o's now
 	}
 }
 
 // reset empties the output for its own use again.
 func (o *output) reset() {
-	o.head, o.lent, o.size = nil, nil, 0
-	if o.tail != nil {
-		if o.tail.b = o.tail.b[:0]; cap(o.tail.b) > largeChunk {
-			o.tail = nil
-		}
+	o.own.free()
+	o.replies = replies{}
+}
+
+// cost is how much memory r takes, but for stored values.
+func (r *replies) cost() int {
+	n := r.loose + perPiece*len(r.pieces)
+	if r.own != nil {
+		n += len(r.own.b)
 	}
+	return n
 }
 
-func (o *output) any() bool {
+// full reports whether what there is has to be sent before more is added.
+func (o *output) full() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.size > 0 || o.held
-}
-
-// full reports whether there is more than limit to be sent.
-func (o *output) full(limit int) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.size > limit
+	return o.held || o.cost() >= batch
 }
 
 // hold notes that there will be more once this is sent.
@@ -997,40 +1054,41 @@ func (o *output) hold() {
 	o.mu.Unlock()
 }
 
-// lend notes that a value that was added is a stored one.
-func (o *output) lend(value []byte) {
+// count returns how many bytes are to be counted in addition to room, if there is a batch.
+func (o *output) count(room int64) (n int64) {
 	o.mu.Lock()
-	o.lent = append(o.lent, value)
-	o.mu.Unlock()
-}
-
-// count returns how many bytes are to be counted in addition, if there are many.
-func (r *replies) count() (n int64) {
-	own := r.size
-	for _, v := range r.lent {
-		own -= len(v)
-	}
-	if own > smallChunk {
-		if r.tail != nil {
-			own += cap(r.tail.b) - len(r.tail.b)
-		}
-		n = int64(own - r.counted)
-		r.counted = own
+	defer o.mu.Unlock()
+	o.counted += int(room)
+	if all := o.cost(); all >= batch {
+		all += cap(o.own.b) - len(o.own.b)
+		n = int64(all - o.counted)
+		o.counted = all
 	}
 	return n
 }
 
-func (o *output) count() int64 {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.replies.count()
-}
-
-// take empties the output. The caller sends head, then tail, and frees tail.
+// take empties the output. The caller sends it, and frees own.
 func (o *output) take() replies {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	r := o.replies
 	o.replies = replies{}
 	return r
+}
+
+// send writes r.
+func (r *replies) send(w io.Writer) error {
+	own, at := r.own.b, 0
+	if r.pieces == nil {
+		_, err := w.Write(own)
+		return err
+	}
+	all := make(net.Buffers, 0, 2*len(r.pieces)+1)
+	for _, v := range r.pieces {
+		all = append(all, own[at:v.at], v.bytes)
+		at = v.at
+	}
+	all = append(all, own[at:])
+	_, err := all.WriteTo(w)
+	return err
 }

@@ -94,11 +94,12 @@
 // one of the address with the most of them, and of these the one that has sent nothing for longest. Ranks
 // stay. There may be 256 silent ones besides as many as ranks may have.
 //
-// What the server holds for a client is one number: incomplete requests, waits, wills, and unread replies without
-// the values that are stored. The sum for all that have proved nothing is at most MaxHeld. If ranks all write long
-// values at once, some wait for others, for 5 s at most. Then the server closes connections. First it closes those
-// with 256 KiB or more, in the order in which these began. Then it closes those with most. It closes only guests while
-// guests have more than half. A request in small pieces counts as a larger one.
+// What the server holds for a client is one number: requests, waits, wills, and unread replies without the values
+// that are stored. The sum for all that have proved nothing is at most MaxHeld. A client that does not read costs
+// 2 KiB. If ranks all write long values or get many at once, some wait for others, for 5 s at most. Then the server
+// closes connections. First it closes those with 256 KiB or more, in the order in which these began. Then it closes
+// those with most. It closes only guests while guests have more than half. A request in small pieces counts as a
+// larger one.
 //
 // A client that has sent a message may then be silent for ever, because PyTorch's clients are
 // silent for hours and cannot reconnect. A PyTorch client up to 2.0 has a second connection that

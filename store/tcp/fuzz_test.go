@@ -127,15 +127,19 @@ func FuzzNative(f *testing.F) {
 			require.Equal(t, held, p.held)
 			require.LessOrEqual(t, held, limits.Message)
 		}
-		var out []byte
-		sent := p.out.take()
-		for _, piece := range sent.head {
-			out = append(out, piece...)
+		var out bytes.Buffer
+		for more := true; more; {
+			sent := p.out.take()
+			if before := out.Len(); sent.size > 0 {
+				require.NoError(t, sent.send(&out))
+				require.Equal(t, sent.size, out.Len()-before)
+			}
+			if data.sent(p, sent.pieces) > 0 {
+				require.NoError(t, data.answer(p))
+			}
+			more = sent.held
 		}
-		if sent.tail != nil {
-			out = append(out, sent.tail.b...)
-		}
-		answers := bufio.NewReader(bytes.NewReader(out))
+		answers := bufio.NewReader(&out)
 		for {
 			n, err := readUint32(answers)
 			if err != nil {

@@ -182,8 +182,7 @@ func TestNativeRoundTrips(t *testing.T) {
 	require.Zero(t, server.r.Buffered())
 }
 
-// The values of one MultiGet are the caller's each on its own, however they
-// were read.
+// The values of one MultiGet are the caller's each on its own.
 func TestMultiGetValues(t *testing.T) {
 	for name, server := range map[string]ServerOptions{"native": {}, "plain": {plain: true}} {
 		t.Run(name, func(t *testing.T) {
@@ -191,7 +190,7 @@ func TestMultiGetValues(t *testing.T) {
 			var keys []string
 			var want [][]byte
 			for i := range 3000 {
-				n := []int{0, 1, i % 50, shared - 1, shared, shared + 1, slab}[i%7]
+				n := []int{0, 1, i % 50, copied - 1, copied, copied + 1, 4 * copied}[i%7]
 				keys = append(keys, fmt.Sprint(i))
 				want = append(want, bytes.Repeat([]byte{byte(i)}, n))
 			}
@@ -560,11 +559,11 @@ func TestNativeTakerLeaves(t *testing.T) {
 
 // An id is in use until its reply is sent, also if the reply waits for room.
 func TestNativeIDOfAParkedReply(t *testing.T) {
-	d := newData(Limits{Message: 100}.withDefaults(), 0)
+	d := newData(Limits{}.withDefaults(), 0)
 	p := &peer{dialect: native}
 	_, err := d.do(p, 1, keyed(qQueueTake, "q"))
 	require.NoError(t, err)
-	p.out.blob(make([]byte, 200)) // more than a message is to be sent
+	p.out.blob(make([]byte, batch), false)
 	_, err = d.do(new(peer), 0, keyed(qQueuePush, "q", []byte("element")))
 	require.NoError(t, err)
 	require.Len(t, p.parked, 1)
@@ -590,18 +589,14 @@ func TestNativeReplyWaitsUnchanged(t *testing.T) {
 		}
 		_, err := d.do(p, 7, r)
 		require.NoError(t, err)
+		require.NoError(t, d.answer(p))
 	}
 	for p, body := range want {
 		r := p.out.take()
-		var got []byte
-		if r.tail != nil {
-			r.head = append(r.head, r.tail.b)
-		}
-		for _, b := range r.head {
-			got = append(got, b...)
-		}
-		require.Len(t, got, r.size)
-		require.Equal(t, string(cat(u32(uint32(frameHead+len(body))), u32(7), int(done), []byte(body))), string(got))
+		var got bytes.Buffer
+		require.NoError(t, r.send(&got))
+		require.Equal(t, r.size, got.Len())
+		require.Equal(t, string(cat(u32(uint32(frameHead+len(body))), u32(7), int(done), []byte(body))), got.String())
 	}
 }
 
@@ -743,7 +738,7 @@ func TestNativeSlowReader(t *testing.T) {
 		require.NoError(t, good.Set(t.Context(), fmt.Sprint(i), value))
 		require.NoError(t, good.QueuePush(t.Context(), fmt.Sprint("q", i), value))
 		p.out.mu.Lock()
-		require.LessOrEqual(t, p.out.size, message+2*len(value))
+		require.LessOrEqual(t, p.out.cost(), batch+2*len(value))
 		p.out.mu.Unlock()
 	}
 	got := make(map[uint32]bool)

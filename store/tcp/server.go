@@ -32,7 +32,7 @@ type ServerOptions struct {
 	// Limits bound each client's requests.
 	Limits Limits
 
-	// World is the number of the job's ranks. The limits grow with it. 0 means unknown.
+	// World is the number of the job's ranks. The limits grow with it, up to 1048576. 0 means unknown.
 	World int
 
 	// MaxClients is the most connections at a time. One more closes another one, see "Who stays"
@@ -47,11 +47,11 @@ type ServerOptions struct {
 	MaxMemory int64
 
 	// MaxHeld is the most bytes that the server holds for all clients without a certificate or the
-	// token. It counts incomplete requests, waits, wills and unread replies, but for the values that are
-	// stored. Long values wait for room. If that is not enough, the server closes connections, see "Who
-	// stays". 0 means 4 MiB, and one longest value (Limits.Value, at least 8 MiB) for each rank of World.
-	// There it counts 2 ranks at least, and 31 at most. Each pair of ranks has 64 bytes more, because
-	// each rank may wait for the keys of all.
+	// token. It counts requests, waits, wills and unread replies, but for the values that are stored.
+	// Long values and replies to MULTI_GET wait for room. If that is not enough, the server closes
+	// connections, see "Who stays". 0 means 4 MiB, and one longest value (Limits.Value, at least 8
+	// MiB) for each rank of World. There it counts 2 ranks at least, and 31 at most. Each pair of
+	// ranks has 64 bytes more, because each rank may wait for the keys of all.
 	MaxHeld int64
 
 	// OpeningTimeout limits a client's handshake after its first byte: the rest of VALIDATE, or
@@ -143,6 +143,7 @@ func Listen(ctx context.Context, addr string, opts ServerOptions) (*Server, erro
 
 func (o ServerOptions) withDefaults() ServerOptions {
 	const mostRanks = 31
+	o.World = min(o.World, 1<<20) // there are limits that grow with its square
 	mostClients := 1 << 14
 	if o.World > 0 {
 		mostClients = 1<<10 + 64*o.World
@@ -285,15 +286,8 @@ type session struct {
 }
 
 // buffered is the size of each connection's read buffer. A rendezvous request has about 100
-// bytes, and PyTorch's client sends up to 1440 at once. Longer values bypass the buffer. busy is
-// the size for a client that has filled its buffer once.
-const (
-	buffered = 1 << 10
-	busy     = 8 << 10
-)
-
-// batch is how many bytes of replies are sent before the next request of the same client is read.
-const batch = 256 << 10
+// bytes, and PyTorch's client sends up to 1440 at once. Longer values bypass the buffer.
+const buffered = 1 << 10
 
 // serve serves a client, if there was no err.
 func (c *session) serve(err error) {
@@ -375,24 +369,20 @@ func (c *session) run() error {
 	}
 	// Replies are sent before the next read from the socket, so replies to requests that arrived
 	// together go out together.
-	src := &flushed{c: c}
-	r := bufio.NewReaderSize(src, buffered)
+	r := bufio.NewReaderSize(&flushed{c}, buffered)
 	if err := c.open(r); err != nil {
 		return err
 	}
 	if c.peer.dialect == store.DialectV2 {
 		s.clients.rise(c, guest)
 	}
-	err := c.requests(r, src)
+	err := c.requests(r)
 	c.flush()
 	return err
 }
 
 // flushed sends a session's output before each read from its connection.
-type flushed struct {
-	c     *session
-	whole bool // the last read filled the buffer
-}
+type flushed struct{ c *session }
 
 // An incomplete request counts the bytes that have come, the buffer for the next ones, and perPart for each key
 // and value. A read counts at least leastRead, or lateRead if it had to wait for longer than late. So those who
@@ -425,7 +415,6 @@ func (f *flushed) Read(b []byte) (int, error) {
 	if c.begun && time.Since(begun) > late {
 		least = lateRead
 	}
-	f.whole = n == len(b)
 	c.came += int64(max(n, least))
 	return n, err
 }
@@ -433,32 +422,35 @@ func (f *flushed) Read(b []byte) (int, error) {
 // room counts a request that is not whole, with a buffer for n more bytes.
 func (c *session) room(n int) error {
 	now := c.came + int64(n+perPart*(len(c.req.keys)+len(c.req.vals)))
-	c.take(now - c.reading)
+	if now-c.reading > wholePiece {
+		c.take(now - c.reading)
+	} else {
+		c.hold(now - c.reading)
+	}
 	c.reading = now
 	return c.ebb()
 }
 
-// ebb waits for a second at most while the server holds too much: connections that it has closed may not have ended.
+// ebb waits while the server holds too much: connections that it has closed have not ended.
 func (c *session) ebb() error {
-	t := c.server.clients
-	for range time.Second / roomPause {
+	for t := c.server.clients; ; time.Sleep(5 * roomPause) { // thousands may wait
 		switch is := c.peer.standing.Load(); {
 		case is == outside:
 			return net.ErrClosed
 		case is == proved || t.held.Load() <= t.maxHeld:
 			return nil
+		case c.server.ctx.Err() != nil:
+			return net.ErrClosed
 		}
-		time.Sleep(roomPause)
 	}
-	return nil
 }
 
-// take is hold for n more bytes of a request. For many more it waits until there is room: others' requests will be
-// whole soon. After roomWait it closes others.
+// take is hold for n more bytes. It waits until there is room: others' requests will be whole soon, and their replies
+// sent. After roomWait it closes others.
 func (c *session) take(n int64) {
 	t := c.server.clients
 	switch {
-	case n <= wholePiece || c.peer.standing.Load() == proved:
+	case c.peer.standing.Load() == proved:
 		c.hold(n)
 		return
 	case c.held.Load()+n > t.maxHeld:
@@ -469,7 +461,15 @@ func (c *session) take(n int64) {
 	}
 	limit := t.maxHeld - t.maxHeld/8
 	for begun := time.Now(); c.peer.standing.Load() != outside && c.server.ctx.Err() == nil; time.Sleep(roomPause) {
-		if c.holdUpTo(limit, n) {
+		t.taking.Lock()
+		room := t.held.Load()+n <= limit
+		if room {
+			t.turns++
+			c.turn.Store(t.turns)
+			c.hold(n)
+		}
+		t.taking.Unlock()
+		if room {
 			return
 		}
 		if time.Since(begun) > roomWait {
@@ -485,10 +485,9 @@ func (c *session) limit(d time.Duration) {
 	c.conn.SetReadDeadline(time.Now().Add(d))
 }
 
-// whole notes that a request has come whole.
+// whole notes that a request has come whole. It counts until it is carried out.
 func (c *session) whole() {
-	c.hold(-c.reading)
-	c.begun, c.came, c.reading = false, 0, 0
+	c.begun, c.came = false, 0
 	if c.limited {
 		c.limited = false
 		c.conn.SetReadDeadline(time.Time{})
@@ -496,13 +495,9 @@ func (c *session) whole() {
 }
 
 // requests carries out the client's requests until its connection ends.
-func (c *session) requests(r *bufio.Reader, src *flushed) error {
+func (c *session) requests(r *bufio.Reader) error {
 	s, req := c.server, &c.req
 	for first := true; ; first = false {
-		req.reset()
-		if src.whole && r.Buffered() == 0 && r.Size() < busy {
-			r = bufio.NewReaderSize(src, busy)
-		}
 		if _, err := r.Peek(1); err != nil {
 			return err
 		}
@@ -551,13 +546,14 @@ func (c *session) requests(r *bufio.Reader, src *flushed) error {
 		if c.joins(req) {
 			s.clients.rise(c, claimed)
 		}
-		if n := c.peer.out.count(); n > 0 {
-			c.hold(n)
+		req.reset()
+		c.hold(-c.reading)
+		c.reading = 0
+		if c.peer.out.full() {
+			c.hold(c.peer.out.count(0))
 			if err := c.ebb(); err != nil {
 				return err
 			}
-		}
-		if c.peer.out.full(batch) {
 			if err := c.flush(); err != nil {
 				return err
 			}
@@ -624,9 +620,6 @@ func (c *session) joins(req *request) bool {
 
 // flush sends the output.
 func (c *session) flush() error {
-	if !c.peer.out.any() {
-		return nil
-	}
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	return c.send()
@@ -635,35 +628,34 @@ func (c *session) flush() error {
 // send is flush with wmu held. After an error the connection is closed: a part of a reply may
 // have been sent.
 func (c *session) send() error {
+	var room int64
 	for {
+		c.hold(c.peer.out.count(room))
 		r := c.peer.out.take()
-		c.hold(r.count())
+		var err error
 		if r.size > 0 {
 			c.conn.SetWriteDeadline(time.Now().Add(c.server.opts.RequestTimeout))
+			err = r.send(c.conn)
 		}
-		var err error
-		switch {
-		case r.head != nil:
-			if r.tail != nil {
-				r.head = append(r.head, r.tail.b)
-			}
-			_, err = r.head.WriteTo(c.conn)
-		case r.tail != nil:
-			_, err = c.conn.Write(r.tail.b)
-		}
-		r.tail.free()
+		r.own.free()
 		c.hold(-int64(r.counted))
-		if r.lent != nil {
-			c.server.data.sent(&c.peer, r.lent)
+		room = 0
+		if r.pieces != nil || r.held {
+			room = c.server.data.sent(&c.peer, r.pieces)
+		}
+		if room > 0 && err == nil {
+			c.take(room)
+			if err = c.ebb(); err == nil {
+				err = c.server.data.answer(&c.peer)
+			}
 		}
 		if err != nil {
 			c.raw.Close()
 			return err
 		}
-		if !r.held {
+		if !r.held && room == 0 {
 			return nil
 		}
-		c.server.data.resume(&c.peer)
 	}
 }
 
@@ -685,8 +677,7 @@ func (c *session) list(id uint32) error {
 	if err := c.send(); err != nil {
 		return err
 	}
-	const header = 16 // of a string
-	held := int64(listPiece + header*len(keys) + size)
+	held := int64(listPiece + 16*len(keys) + size) // a string has 16 bytes besides
 	c.hold(held)
 	defer c.hold(-held)
 	if err := c.ebb(); err != nil {
@@ -732,11 +723,13 @@ func (c *session) wake(peers []*peer) {
 		if o == c {
 			continue
 		}
-		o.hold(p.out.count())
+		o.hold(p.out.count(0))
 		if o.waking.CompareAndSwap(false, true) {
 			c.server.wg.Go(func() {
+				o.wmu.Lock()
+				defer o.wmu.Unlock()
 				o.waking.Store(false)
-				o.flush()
+				o.send()
 			})
 		}
 	}

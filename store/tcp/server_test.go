@@ -693,7 +693,6 @@ func TestCloseAwaitsWriter(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []*peer{p}, woken)
 	r := p.out.take()
-	require.Empty(t, r.head)
 	closed := make(chan struct{})
 	go func() {
 		server.Close()
@@ -708,7 +707,7 @@ func TestCloseAwaitsWriter(t *testing.T) {
 		}
 	}
 	time.Sleep(lastReplies / 10) // Close would end the connection now
-	_, err = c.conn.Write(r.tail.b)
+	err = r.send(c.conn)
 	c.wmu.Unlock()
 	require.NoError(t, err)
 	require.NoError(t, await(t, got))

@@ -451,24 +451,10 @@ func readBlob(r *bufio.Reader, left int64) ([]byte, error) {
 		return nil, err
 	}
 	if n < 0 || n > left-8 || int64(int(n)) != n {
-		return nil, tooLong(n, left-8)
+		return nil, malformedf("a value of %d bytes does not fit into the reply", n)
 	}
 	return readBytes(r, int(n), nil)
 }
-
-func tooLong(n, left int64) error {
-	if left > unframed-16 {
-		return malformedf("a reply with a length of %d", n)
-	}
-	return malformedf("a value of %d bytes in a reply of which %d are left", n, left)
-}
-
-// Blobs of at most shared bytes in one reply share allocations of slab bytes. The thousand
-// addresses of a large group thus need few allocations.
-const (
-	shared = 256
-	slab   = 4 << 10
-)
 
 // readBlobs reads n values from a reply of which left bytes are left.
 func readBlobs(r *bufio.Reader, n, left int64) ([][]byte, error) {
@@ -476,35 +462,13 @@ func readBlobs(r *bufio.Reader, n, left int64) ([][]byte, error) {
 		return nil, malformedf("a reply with %d values", n)
 	}
 	all := make([][]byte, 0, min(n, 1024))
-	var room []byte
-	for i := range n {
-		head, err := r.Peek(8)
+	for range n {
+		b, err := readBlob(r, left)
 		if err != nil {
 			return nil, err
 		}
-		size := binary.LittleEndian.Uint64(head)
-		if n == 1 || size > shared {
-			b, err := readBlob(r, left)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, b)
-			left -= 8 + int64(len(b))
-			continue
-		}
-		r.Discard(8)
-		if left -= 8 + int64(size); left < 0 {
-			return nil, tooLong(int64(size), left+int64(size))
-		}
-		if room == nil || len(room) < int(size) {
-			room = make([]byte, max(int64(size), min(slab, (n-i)*int64(size))))
-		}
-		b := room[:size:size]
-		room = room[size:]
-		if _, err := io.ReadFull(r, b); err != nil {
-			return nil, cut(err)
-		}
 		all = append(all, b)
+		left -= 8 + int64(len(b))
 	}
 	return all, nil
 }

@@ -137,13 +137,7 @@ func (g *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration
 			return nil, err
 		}
 		j.red = red
-		if direct.Supports(inner(c.Reduce), c.dtype()) != nil {
-			kernels = false
-		} else if loaded, err := g.combines(ctx, op, c.Print); err != nil {
-			return nil, err
-		} else if !loaded {
-			kernels = false
-		}
+		kernels = kernels && direct.Supports(inner(c.Reduce), c.dtype()) == nil
 	}
 	var err error
 	if j.plan, err = g.planned(c, j.elem); err != nil {

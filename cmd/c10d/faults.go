@@ -6,18 +6,22 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"os/signal"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 
-	"github.com/c10d-go/c10d/tools/internal/faults"
+	"github.com/c10d-go/c10d/internal/faults"
 )
 
-// faultFlags are the flags of "tools faults".
+func init() {
+	register(command{
+		name: "faults", summary: "make ranks, links and stores fail, and print who is blamed (Linux, root)", setup: setupFaults,
+	})
+}
+
+// faultFlags are the flags of "c10d faults".
 type faultFlags struct {
 	wires, faults, ops string
 	ranks              int
@@ -127,7 +131,7 @@ func (f *faultFlags) run(std stdio) (int, error) {
 		}
 		return 0, err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
 	defer stop()
 	cases := f.cases()
 	if len(cases) == 0 {
@@ -204,7 +208,7 @@ func (f *faultFlags) run(std stdio) (int, error) {
 
 // tryAll runs trials.
 func (f *faultFlags) tryAll(std stdio) (int, error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
 	defer stop()
 	var trials []faults.Trial
 	for i := range f.trials {

@@ -29,7 +29,11 @@ VETTED      = linux/386 windows/amd64
 TYPECHECKED = linux/arm64 darwin/arm64 freebsd/amd64
 
 # The nested modules.
+#   make nested NESTED=interop
 NESTED = $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod))
+
+# Nested modules that make lint covers, because they depend on little but the core.
+OWN = weights examples/torch/serve tools interop
 
 .PHONY: help demo build test race arm64 386 nested gpu gorgonia figures kernels lint fuzz bench bench-peers cover interop
 
@@ -41,9 +45,13 @@ demo: ## train a classifier on RANKS=4 ranks; the last line is the result
 	@$(GO) build -o bin/demo/ ./cmd/c10d ./examples/ddp
 	@bin/demo/c10d run -n $(RANKS) -no-prefix -- bin/demo/ddp
 
-build: ## compile everything; the program c10d goes to bin/
+build: ## compile everything; the programs go to bin/
 	$(GO) build ./...
 	$(GO) build -o bin/ ./cmd/...
+	$(GO) build -C weights ./...
+	$(GO) build -C examples/torch/serve -o /dev/null .
+	$(GO) build -C tools -o $(CURDIR)/bin/ ./...
+	$(GO) build -C interop -o $(CURDIR)/bin/ .
 
 test: ## all tests; lists those that were skipped, and why
 	@$(TEST) $(TESTARGS)
@@ -71,9 +79,9 @@ SLOW386 = Torch|OnEveryWire|^TestLevels$$|Fault|AreNamed|BrokenLink|WithoutARank
 	GOARCH=386 CGO_ENABLED=0 $(GO) test -count 1 -timeout $(TIMEOUT) -short -skip '$(SLOW386)' \
 	  ./tensor ./store/... ./pg ./backend/gloo
 
-nested: ## vet and test the nested modules, which need more dependencies
+nested: ## vet and test the nested modules, or NESTED="tools interop"
 	@set -e; for dir in $(NESTED); do echo "module $$dir"; \
-	  (cd $$dir && $(GO) vet ./... && $(GO) test -count 1 -timeout $(TIMEOUT) ./...); done
+	  (cd $$dir && $(GO) vet ./... && $(TEST) -count 1 $(TESTARGS)); done
 
 gpu: ## build the tests that need GPUs into bin/gpu; bin/gpu/run runs them on a machine without Go
 	@mkdir -p bin/gpu
@@ -103,7 +111,7 @@ gorgonia: ## compile the driver on gorgonia.org/cu and its tests, run its exampl
 	LD_LIBRARY_PATH=$(STUB)/fake bin/gorgonia.test -test.run '^Test(Queues|LaunchParameters|OtherContext)$$'
 
 figures: ## write the figures of README.md and docs/benchmarks.md from docs/benchmarks/*.jsonl
-	$(GO) run ./internal/figures
+	$(GO) run -C tools ./figures
 
 kernels: ## compile the CUDA kernels to PTX, with Debian's clang-19
 	backend/cuda/ptx.sh
@@ -113,11 +121,15 @@ lint: ## format, vet, staticcheck, other platforms, rules of the tree
 	$(GO) mod tidy -diff
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
-	$(GO) test -count 1 ./internal/rules ./internal/figures
+	@set -e; for dir in $(OWN); do echo "tidy, vet and staticcheck in $$dir"; \
+	  (cd $$dir && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...); done
+	$(GO) test -C tools -count 1 ./figures
+	$(GO) test -count 1 ./internal/rules
 	$(GO) run ./internal/typecheck $(TYPECHECKED)
+	cd weights && $(GO) run $(CURDIR)/internal/typecheck $(TYPECHECKED)
 	@mkdir -p bin; set -e; for p in $(VETTED); do echo "vet ./... for $$p, link cmd/c10d"; \
 	  export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0; \
-	  $(GO) vet ./...; $(GO) build -o bin/linked ./cmd/c10d; rm bin/linked; done
+	  $(GO) vet ./...; $(GO) vet -C weights ./...; $(GO) build -o bin/linked ./cmd/c10d; rm bin/linked; done
 
 # A package is compiled once for all its targets. With FUZZBUILD= it is compiled as for tests, and the fuzzer
 # does not see which code an input reaches. Go's fuzzer sometimes reports the end of its time as a
@@ -126,7 +138,7 @@ FUZZ = -test.fuzztime $(FUZZTIME) -test.timeout 0 -test.fuzzcachedir $$($(GO) en
 
 fuzz: ## every fuzz target for FUZZTIME=10s
 	@set -e; n=0; for dir in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n 1 dirname | sort -u); do \
-	  $(GO) test -c $(FUZZBUILD) -o bin/fuzz.test $$dir; program=$(CURDIR)/bin/fuzz.test; cd $$dir; \
+	  cd $$dir; program=$(CURDIR)/bin/fuzz.test; $(GO) test -c $(FUZZBUILD) -o $$program .; \
 	  for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' *_test.go); do \
 	    echo "fuzz $$dir $$target"; n=$$((n+1)); \
 	    $$program -test.run '^$$' -test.fuzz "^$$target\$$" $(FUZZ) || { echo again; \
@@ -145,6 +157,6 @@ cover: ## test coverage; details in coverage.out
 
 interop: ## Go ranks beside PyTorch ranks: Debian 12's 1.13 and, as root, Debian 13's 2.6; INTEROP=-quick
 	@mkdir -p bin
-	$(GO) run ./interop -python $(PYTHON) -label 1.13.1 $(INTEROP) -json bin/interop-1.13.json
-	$(GO) run ./interop -python "interop/debian13 python3" -label 2.6.0 $(INTEROP) -json bin/interop-2.6.json
-	@$(GO) run ./interop -table bin/interop-1.13.json bin/interop-2.6.json
+	$(GO) run -C interop . -python $(PYTHON) -label 1.13.1 $(INTEROP) -json ../bin/interop-1.13.json
+	$(GO) run -C interop . -python "./debian13 python3" -label 2.6.0 $(INTEROP) -json ../bin/interop-2.6.json
+	@$(GO) run -C interop . -table ../bin/interop-1.13.json ../bin/interop-2.6.json

@@ -5,9 +5,9 @@
 // job of PyTorch ranks alone. It prints a table of equal operations, and of those that PyTorch
 // refuses, with reasons. Anything else is a difference, and the exit status is 1.
 //
-//	go run ./interop                                    PyTorch of /usr/bin/python3
-//	go run ./interop -python "interop/debian13 python3" PyTorch 2.6 of Debian 13
-//	go run ./interop -table a.json b.json               one Markdown table of saved runs
+//	go run -C interop .                               PyTorch of /usr/bin/python3
+//	go run -C interop . -python "./debian13 python3"  PyTorch 2.6 of Debian 13
+//	go run -C interop . -table a.json b.json          one Markdown table of saved runs
 //
 // # A run
 //
@@ -40,6 +40,7 @@
 // The program contains rank.py, so two static binaries are enough. It skips the IPv6 job if it
 // cannot make a network namespace.
 //
-//	CGO_ENABLED=0 go build -o bin/ ./interop ./cmd/c10d
+//	CGO_ENABLED=0 go build -o bin/ ./cmd/c10d
+//	CGO_ENABLED=0 go build -C interop -o ../bin/ .
 //	bin/interop -c10d bin/c10d -python python3 -json out.json
 package main

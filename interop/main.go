@@ -218,7 +218,8 @@ func setup(ctx context.Context, o options) (_ *lab, _ *Outcome, err error) {
 		return nil, nil, err
 	}
 	if o.c10d == "" {
-		build := exec.CommandContext(ctx, "go", "build", "-o", l.c10d(), "github.com/c10d-go/c10d/cmd/c10d")
+		build := exec.CommandContext(ctx, "go", "build", "-o", l.c10d(), "./cmd/c10d")
+		build.Dir = ".."                                  // go run -C and go test run in this module's folder
 		build.Env = append(os.Environ(), "CGO_ENABLED=0") // it must run in another system
 		build.Stdout, build.Stderr = o.log, o.log
 		if err := build.Run(); err != nil {

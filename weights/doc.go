@@ -16,6 +16,8 @@
 //	defer v.Release()
 //	t := v.Tensor("embedding")
 //
+// The package is a module of its own, github.com/c10d-go/c10d/weights, because it needs no process group.
+//
 // A trainer in Python uses torch/weights_publisher.py: one file that needs PyTorch 1.13 or later and nothing else. Its option
 // fp8 sends bfloat16 parameters as float8_e4m3fn with a scale for each row, in half the bytes.
 //

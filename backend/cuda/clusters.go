@@ -101,7 +101,8 @@ func (b *Backend) meetClusters(ctx context.Context, o backend.Options, why error
 	if err != nil {
 		return err
 	}
-	b.clusters = clusterway.New(g, layout, network, inside, b.options.Chunk, cmp.Or(inner.Plans, os.Getenv(plansVariable)))
+	plans := cmp.Or(inner.Plans, os.Getenv(plansVariable))
+	b.clusters = clusterway.New(g, layout, network, inside, b.options.Chunk, plans, b.options.DTypes)
 	g.Ways = append(g.Ways, b.clusters)
 	return nil
 }

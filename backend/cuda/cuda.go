@@ -15,6 +15,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
 	"github.com/c10d-go/c10d/backend/cuda/internal/clusterway"
+	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
@@ -100,6 +101,11 @@ type Options struct {
 	// AllReduceWorks. Empty lets the backend choose. All ranks need the same.
 	AllReduce string
 
+	// DTypes are those for which New loads the kernels that combine elements; nil means float32. The first reduction of
+	// another dtype loads its kernels, which takes up to 4 s where CUDA has not compiled them before. All ranks wait for
+	// that in the call, before it begins. All ranks need the same.
+	DTypes []tensor.DType
+
 	// Broadcast is the way in which every broadcast goes from rank to rank:
 	// BroadcastDirect, BroadcastFlat, BroadcastTree, BroadcastChain or BroadcastHost.
 	// Empty means direct work, if the group has it, and else the way of the fewest
@@ -149,6 +155,15 @@ func (o *Options) check() error {
 	}
 	if o.CPUOptions != nil && o.CPUOptions.BackendName() != o.CPU {
 		return fmt.Errorf("cuda: Options.CPUOptions is a %T, for backend %q, and Options.CPU is %q", o.CPUOptions, o.CPUOptions.BackendName(), o.CPU)
+	}
+	if o.DTypes == nil {
+		o.DTypes = []tensor.DType{tensor.Float32}
+	}
+	o.DTypes = slices.Clone(o.DTypes)
+	for _, d := range o.DTypes {
+		if err := direct.Supports(backend.Sum(), d); err != nil {
+			return fmt.Errorf("cuda: Options.DTypes has %v, for which there are no kernels", d)
+		}
 	}
 	if o.AllReduce != "" && !slices.Contains(AllReduceWorks(), o.AllReduce) {
 		return fmt.Errorf("cuda: no all-reduce work is called %q", o.AllReduce)
@@ -261,7 +276,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{g: g, options: own, direct: &directway.Group{B: g}}
+	b := &Backend{g: g, options: own, direct: &directway.Group{B: g, DTypes: own.DTypes}}
 	if own.AllReduce != "" && own.AllReduce != DirectWork {
 		b.direct.Forbidden = fmt.Errorf("Options.AllReduce is %q", own.AllReduce)
 	}
@@ -312,7 +327,7 @@ func (b *Backend) prepare(ctx context.Context) error {
 		kernels.EachCast(func(_, _ tensor.DType, name string) { names = append(names, name) })
 		if b.direct.Can() == nil && (g.Driver.Count() == 1 || g.Devices >= g.Size) {
 			names = kernels.Names()
-			directway.Keep(g.Driver, g.Size) // else ranks share devices, most likely
+			directway.Keep(g.Driver, g.Size, b.direct.DTypes) // else ranks share devices, most likely
 		} else if b.clusters != nil {
 			b.clusters.Keep()
 		}
@@ -331,8 +346,13 @@ func (b *Backend) agree(ctx context.Context, table string) error {
 		return fmt.Errorf("cuda: Options.AllReduce is a name of %d bytes, want at most %d", len(b.options.AllReduce), nameLen)
 	}
 	const wayLen = 8
-	mine := make([]byte, 8+wayLen+nameLen+tableLen)
+	mine := make([]byte, 8+wayLen+nameLen+tableLen+8)
+	var loads uint64
+	for _, d := range b.options.DTypes {
+		loads |= 1 << d
+	}
 	binary.LittleEndian.PutUint64(mine, uint64(b.options.Chunk))
+	binary.LittleEndian.PutUint64(mine[len(mine)-8:], loads)
 	copy(mine[8:8+wayLen], b.options.Broadcast)
 	copy(mine[8+wayLen:], b.options.AllReduce)
 	copy(mine[8+wayLen+nameLen:], table)
@@ -354,8 +374,12 @@ func (b *Backend) agree(ctx context.Context, table string) error {
 	}
 	for r := range b.g.Size {
 		theirs := all[r*len(mine) : (r+1)*len(mine)]
-		named := 8 + wayLen + nameLen
-		if !slices.Equal(theirs[named:], mine[named:]) {
+		named, listed := 8+wayLen+nameLen, len(mine)-8
+		if !slices.Equal(theirs[listed:], mine[listed:]) {
+			return fmt.Errorf("cuda: rank %d has other Options.DTypes than rank %d, which has %v: give all ranks the same",
+				r, b.g.Rank, b.options.DTypes)
+		}
+		if !slices.Equal(theirs[named:listed], mine[named:listed]) {
 			return fmt.Errorf("cuda: rank %d has another table of ways (Options.Table or %s) than rank %d: give all ranks the same file", r, tableVariable, b.g.Rank)
 		}
 		if !slices.Equal(theirs, mine) {

@@ -289,6 +289,7 @@ func TestDeviceChosen(t *testing.T) {
 	far()
 
 	// What has no kernel goes by the host, in the same group.
+	auto.options.DTypes = []tensor.DType{tensor.Float32, tensor.Int32}
 	w := newWorld(t, auto)
 	require.Contains(t, w.ranks[0].b.Explain().Choices[0].Why, "found out by the first collective")
 	before := w.m.Stats().MadeModules
@@ -430,7 +431,7 @@ func TestDeviceFailedCalls(t *testing.T) {
 			}
 			for k := 0; ; k += step {
 				s := onDevices(2)
-				s.options.AllReduce = tc.way
+				s.options.AllReduce, s.options.DTypes = tc.way, []tensor.DType{tensor.Int32}
 				s = s.quietly()
 				s.sim.Seed, s.sim.Semantics = uint64(k), sim.Semantics(k%2)
 				w := newWorld(t, s)

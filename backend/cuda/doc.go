@@ -154,8 +154,13 @@
 // kernels of messages would leave no room for another group, messages go through the host. All ranks must call the operations of several groups in the same order.
 //
 // The first call makes 78 MiB of device memory for 2 ranks, 68 MiB for 4 and 142 MiB for 8, or less on
-// devices with little memory. The first program on a machine compiles the kernels when it opens a
-// device, for 4 to 7 s, or 20 to 36 s with more than two ranks; CUDA keeps the result.
+// devices with little memory.
+//
+// New loads the kernels that move elements, and those that combine float32. The first reduction of another dtype loads
+// its kernels, before it begins, on all ranks at the same time. The group's timeout counts for that, and the call's
+// does not. Options.DTypes has New load them. A captured call needs kernels that are loaded. The first program on a
+// machine compiles what it loads. For all eight dtypes together that took 4 to 7 s, or 20 to 36 s with more than two
+// ranks. CUDA keeps the result.
 //
 // In four cases all goes through the host: devices do not reach each other; ranks share a device;
 // there are more than 8 ranks; kernels of one more group would not fit. [Backend.Explain] says
@@ -163,7 +168,8 @@
 //
 // Ranks of one process must use one Driver, or drivers that both may register the
 // same host memory. CUDA holds a lock of the process while a call waits for streams, to
-// make memory or to load kernels. New has the kernels loaded, for all groups of a Driver;
+// make memory or to load kernels. The groups of a Driver share kernels, which New loads, or the first reduction of a
+// dtype once all ranks have enqueued their earlier calls;
 // but memory is made by the first operations of a size, by sparse ones while they run. So ranks of one process can stop
 // each other for good where such a one is called while streams wait for another rank. Give
 // each rank a process of its own then.

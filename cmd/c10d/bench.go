@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/bytesize"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -40,7 +40,7 @@ type bench struct {
 	lanes                 int
 	beside, load          list
 	tune                  string
-	begin, end            byteSize
+	begin, end            bytesize.Size
 	sizes                 sizeList
 	factor, iters, warmup int
 	world, repeat         int
@@ -51,7 +51,7 @@ type bench struct {
 	device    devices
 	work      string
 	broadcast string
-	chunk     byteSize
+	chunk     bytesize.Size
 	slots     int
 	stream    string
 	inPlace   bool
@@ -83,49 +83,20 @@ type sizeList []int
 func (l *sizeList) String() string {
 	names := make([]string, len(*l))
 	for i, n := range *l {
-		names[i] = sizeName(n)
+		names[i] = bytesize.Name(n)
 	}
 	return strings.Join(names, ",")
 }
 
 func (l *sizeList) Set(s string) error {
 	for _, word := range strings.Split(s, ",") {
-		var b byteSize
+		var b bytesize.Size
 		if err := b.Set(word); err != nil {
 			return err
 		}
 		*l = append(*l, int(b))
 	}
 	return nil
-}
-
-// byteSize is a flag such as 64K, 1M or 2G, in powers of two.
-type byteSize int
-
-func (b *byteSize) String() string { return sizeName(int(*b)) }
-
-func (b *byteSize) Set(s string) error {
-	digits, scale := s, 1
-	if n := len(s); n > 0 {
-		if i := strings.IndexByte("KMG", s[n-1]&^0x20); i >= 0 {
-			digits, scale = s[:n-1], 1<<(10*(i+1))
-		}
-	}
-	v, err := strconv.Atoi(digits)
-	if err != nil || v < 0 || v > min(1<<36, math.MaxInt)/scale {
-		return fmt.Errorf("%q is not a size such as 4, 64K, 1M or 1G", s)
-	}
-	*b = byteSize(v * scale)
-	return nil
-}
-
-func sizeName(n int) string {
-	for i, unit := range []string{"G", "M", "K"} {
-		if scale := 1 << (30 - 10*i); n >= scale && n%scale == 0 {
-			return strconv.Itoa(n/scale) + unit
-		}
-	}
-	return strconv.Itoa(n)
 }
 
 func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
@@ -391,7 +362,7 @@ func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tenso
 		}
 		for i, size := range sizes {
 			r, err := b.measure(ctx, g, at, name, d, op, size, func(round int) {
-				bar.show("%s %s, size %d of %d, round %d of %d", name, sizeName(size), i+1, len(sizes), round+1, b.repeat)
+				bar.show("%s %s, size %d of %d, round %d of %d", name, bytesize.Name(size), i+1, len(sizes), round+1, b.repeat)
 			})
 			if err != nil {
 				return fmt.Errorf("%s of %d bytes: %w", name, size, err)

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/c10d-go/c10d/internal/bytesize"
 )
 
 // bar is a target for an operation: one line of a file such as
@@ -165,7 +167,7 @@ func (b *bench) reportBars(std stdio, ours, peers records) error {
 			verdict = "holds"
 			hold++
 		}
-		size := sizeName(x.size)
+		size := bytesize.Name(x.size)
 		if x.size == 0 {
 			size = "-"
 		}

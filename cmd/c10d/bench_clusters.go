@@ -17,6 +17,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/bytesize"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -218,7 +219,7 @@ func (b *bench) compareClusters(ctx context.Context, g *pg.ProcessGroup, at *gpu
 			}
 		}
 		if first && slices.ContainsFunc(b.sizesOf(name), func(n int) bool { return n >= barFrom }) {
-			fmt.Fprintf(std.out, "# from %s on: <= %.2f of serial and <= %.2f of flat: %s\n", sizeName(barFrom), barSerial, barFlat, map[bool]string{true: "holds", false: "does not hold"}[holds])
+			fmt.Fprintf(std.out, "# from %s on: <= %.2f of serial and <= %.2f of flat: %s\n", bytesize.Name(barFrom), barSerial, barFlat, map[bool]string{true: "holds", false: "does not hold"}[holds])
 		}
 	}
 	return nil

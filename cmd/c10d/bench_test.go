@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/bytesize"
 	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
@@ -140,13 +141,13 @@ func TestBenchFindsWrongResults(t *testing.T) {
 
 func TestByteSize(t *testing.T) {
 	for text, want := range map[string]int{"0": 0, "4": 4, "1k": 1 << 10, "64K": 64 << 10, "3M": 3 << 20, "1G": 1 << 30} {
-		var b byteSize
+		var b bytesize.Size
 		require.NoError(t, b.Set(text))
 		require.Equal(t, want, int(b))
 		require.Equal(t, strings.ToUpper(text), b.String())
 	}
 	for _, text := range []string{"", "K", "-1", "1T", "1.5M", "100000G", "9223372036854775807K"} {
-		var b byteSize
+		var b bytesize.Size
 		require.Error(t, b.Set(text), text)
 	}
 }

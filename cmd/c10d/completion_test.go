@@ -37,7 +37,7 @@ words=(${=1}) CURRENT=${#words}; _c10d`,
 			script := filepath.Join(dir, "script")
 			require.NoError(t, os.WriteFile(script, out.Bytes(), 0o600))
 			for line, want := range map[string]string{
-				"c10d s":              "simulate store",
+				"c10d s":              "store",
 				"c10d help r":         "rank run",
 				"c10d completion b":   "bash",
 				"c10d run -no":        "-no-prefix -node-rank",

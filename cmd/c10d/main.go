@@ -120,11 +120,6 @@
 // prints tables of earlier records, beside those of peers, and tells which targets ("bars")
 // of a file are met. The directory bench has programs that measure peers.
 //
-//	c10d simulate -op all_reduce -ranks 64,512,4096 -per-host 8 -latency 5us -bandwidth 400Gbit
-//
-// runs the same algorithms on a model of a network, and prints their times and traffic
-// beside the formulas of ring and tree.
-//
 // # Finding the late rank
 //
 //	C10D_TRACE=/tmp/job/rank_ c10d run -n 4 -- ./train
@@ -134,17 +129,6 @@
 // rank gets SIGUSR1. The second one merges these files, and those of PyTorch's flight recorder. It
 // prints collectives that have not ended, which ranks they lack, and which ranks called last. job.json
 // is for ui.perfetto.dev. -json prints the same as JSON.
-//
-// # Trying faults
-//
-//	c10d faults
-//
-// makes ranks, links, hosts and the store fail under running operations, and prints which
-// rank or link the other ranks blame, and how soon. PyTorch's ranks run too, if it is
-// installed. -json prints a record for each case. It needs Linux, root, iproute2 and nftables.
-//
-// -random 600 tries random cases instead. It exits with 1 if a rank hangs or has a wrong result,
-// if the wrong rank or link is blamed, or if goroutines or descriptors are left.
 //
 // # The program itself
 //

@@ -21,7 +21,7 @@
 //
 // The wire is that of the measurement; - is any. Bytes are [plan.Call]'s: of the buffer, or of
 // one rank's block. An algorithm that cuts messages may have its chunk behind a colon. "c10d
-// bench -tune" measures a table; "c10d simulate -table" makes one of a modelled network. The
+// bench -tune" measures a table; "tools simulate -table" makes one of a modelled network. The
 // default table has simulated rows, and measured ones for TCP within a host. Operations with one
 // algorithm, all_to_all and barrier, need no rows.
 //

@@ -99,9 +99,9 @@ const DefaultChunk = maxSegment
 
 // Chains need smaller chunks, because the first chunk passes all ranks before the last one
 // leaves. If a message costs as much time as perMessage bytes, the best length is the root of
-// bytes*perMessage/hops. On the network that c10d simulate models by default perMessage is 25 KB,
+// bytes*perMessage/hops. On the network that tools simulate models by default perMessage is 25 KB,
 // and at a tenth of its bandwidth 2.5 KB. The value here is in between. With it, 2 MiB along
-// eight ranks take 2.1 ms. The best chunk takes 1.8 ms, DefaultChunk 6.8 ms ("c10d simulate -op
+// eight ranks take 2.1 ms. The best chunk takes 1.8 ms, DefaultChunk 6.8 ms ("tools simulate -op
 // broadcast -algorithm chain -ranks 8 -bandwidth 1.25G").
 const (
 	perMessage = 16 << 10

@@ -9,7 +9,7 @@ import "iter"
 // halving and doubling, for an odd size one direct exchange.
 //
 // It pays off for sizes such as 96 and 100: 1 MiB on 100 ranks takes 0.38 ms, with
-// halving-doubling 0.46 ms (c10d simulate).
+// halving-doubling 0.46 ms (tools simulate).
 func (b *builder) bcube(rank, size int, bytes, elem int64) {
 	stages := cube(rank, size, bytes/elem, elem)
 	var posted []int32

@@ -2,7 +2,7 @@
 // README.md tells how to run both.
 //
 //	python3 examples/torch/serve/trainer.py
-//	go run ./examples/torch/serve
+//	go run -C examples/torch/serve .
 package main
 
 import (

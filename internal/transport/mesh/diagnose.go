@@ -62,7 +62,7 @@ const (
 	interestFor = time.Second
 
 	// LongBytes is how long a long question is at least. After a pause, a network with a rate limit
-	// sends some bytes at once: 16 KiB in c10d faults. The other 16 KiB take 66 ms at 2 Mbit/s.
+	// sends some bytes at once: 16 KiB in tools faults. The other 16 KiB take 66 ms at 2 Mbit/s.
 	LongBytes = 32 << 10
 
 	// doubtRounds and doubtRound are how often and for how long a rank whose connection has ended

@@ -137,7 +137,13 @@ func (g *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration
 			return nil, err
 		}
 		j.red = red
-		kernels = kernels && direct.Supports(inner(c.Reduce), c.dtype()) == nil
+		if direct.Supports(inner(c.Reduce), c.dtype()) != nil {
+			kernels = false
+		} else if loaded, err := g.combines(ctx, op, c.Print); err != nil {
+			return nil, err
+		} else if !loaded {
+			kernels = false
+		}
 	}
 	var err error
 	if j.plan, err = g.planned(c, j.elem); err != nil {

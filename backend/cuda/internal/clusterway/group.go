@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -39,21 +41,31 @@ type Group struct {
 	// one rank's part. The ranks of the cluster need the same.
 	Form func(op plan.Op, bytes int) direct.Form
 
-	plans   *cluster.Cache
-	kernels *directway.Group
+	plans    *cluster.Cache
+	kernels  *directway.Group
+	combined atomic.Uint32 // the dtypes whose kernels the ranks have loaded, as far as they have any; a bit each
 
 	meeting sync.Mutex
 	met     atomic.Bool
 	why     error // why there are no kernels; known once the ranks have met
 }
 
-// New returns the group of a rank. Plans is the directory of its plans' files; empty means none.
-func New(b *group.Engine, l *cluster.Layout, n Network, inside backend.Backend, chunk int, plans string) *Group {
+// New returns the group of a rank. Plans is the directory of its plans' files; empty means none. The kernels of some
+// dtypes are loaded when the ranks meet.
+func New(
+	b *group.Engine, l *cluster.Layout, n Network, inside backend.Backend, chunk int, plans string, some []tensor.DType,
+) *Group {
 	members := l.Members(l.Cluster(b.Rank))
-	return &Group{
+	g := &Group{
 		B: b, Layout: l, Network: n, Inside: inside, Chunk: chunk, plans: cluster.NewCache(l, plans),
 		kernels: &directway.Group{B: b, Members: members},
 	}
+	// Steps add the bits of parts whose lengths differ.
+	g.kernels.DTypes = slices.Concat(some, []tensor.DType{tensor.Uint8, tensor.Int64})
+	for _, d := range g.kernels.DTypes {
+		g.combined.Or(1 << d)
+	}
+	return g
 }
 
 // Ranks returns how many ranks this cluster has.
@@ -80,10 +92,35 @@ func (g *Group) Meet(ctx context.Context, op work.OpType, dev int, print board.C
 	return err
 }
 
-// Keep has the driver load the kernels that this cluster's ranks need.
+// combines reports whether this cluster has kernels for a reduction. The first one of a dtype loads them: all ranks
+// come to it in the order of the group's collectives.
+func (g *Group) combines(ctx context.Context, op work.OpType, print board.Call) (bool, error) {
+	there := func() bool { return g.combined.Load()>>print.DType&1 != 0 }
+	if there() {
+		return g.kernels.Combines(print.DType), nil
+	}
+	if err := group.Captured(ctx, op); err != nil {
+		return false, err
+	}
+	g.meeting.Lock()
+	defer g.meeting.Unlock()
+	if !there() {
+		err := g.B.Together(ctx, op, print, func(q *group.Operation) error {
+			_, err := g.kernels.Load(q, print.DType)
+			return err
+		})
+		if err != nil {
+			return false, err
+		}
+		g.combined.Or(1 << print.DType)
+	}
+	return g.kernels.Combines(print.DType), nil
+}
+
+// Keep has the driver load the kernels that this cluster's ranks need when they meet.
 func (g *Group) Keep() {
 	if n := g.kernels.Size(); n > 1 && n <= window.MostRanks {
-		directway.Keep(g.B.Driver, n)
+		directway.Keep(g.B.Driver, n, g.kernels.DTypes)
 	}
 }
 

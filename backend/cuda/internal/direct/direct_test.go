@@ -26,12 +26,14 @@ func TestKernels(t *testing.T) {
 	}
 	names := make(map[string]bool)
 	for _, ranks := range []int{2, 8} {
-		Images(ranks, func(b []byte, kernels ...string) {
+		there := func(b []byte, kernels ...string) {
 			for _, name := range kernels {
 				require.Contains(t, string(b), ".entry "+name+"(")
 				names[name] = true
 			}
-		})
+		}
+		Images(ranks, nil, there)
+		MoveImages(ranks, there)
 	}
 	entries := 0
 	for _, text := range images() {

@@ -32,8 +32,9 @@
 //
 //   - Before: Supports tells whether there is a kernel. Ranks that share a device, or whose devices
 //     do not reach each other, get an error from New or window.Connect.
-//   - Once a group and device: connect a window and make a Comm. Give the PTX texts of [Images] to
-//     driver.Keep, so that nothing is compiled while streams wait.
+//   - Once a group and device: connect a window and make a Comm. Give the PTX texts of [Images] and
+//     [MoveImages] to driver.Keep, so that nothing is compiled while streams wait. [Comm.Load] loads the kernels of
+//     a dtype later.
 //   - A call: order the stream after earlier uses of the tensors, then call the method. It has
 //     ended when an event after the launch has passed, or Comm.Ended says so; Comm.Err says how.
 //   - When a peer has died or the time is over: window.Abort on every rank.
@@ -207,5 +208,6 @@
 // docs/benchmarks.md has the times of moves and lanes through the backend.
 //
 // A machine that has not compiled the kernels before takes 4 to 7 s for those of all dtypes. For more than two
-// ranks it took 20 to 36 s, when four ranks compiled at once. CUDA keeps the result.
+// ranks it took 20 to 36 s, when four ranks compiled at once. CUDA keeps the result. Those of one dtype, with all that
+// combine nothing, are a quarter of the lines.
 package direct

@@ -216,7 +216,7 @@ func TestResidency(t *testing.T) {
 	v, err := gpus(t).Device(0)
 	require.NoError(t, err)
 	for _, ranks := range []int{2, window.MostRanks} {
-		direct.Images(ranks, func(image []byte, names ...string) {
+		fit := func(image []byte, names ...string) {
 			m, err := v.Load(image)
 			require.NoError(t, err)
 			for _, name := range names {
@@ -228,7 +228,9 @@ func TestResidency(t *testing.T) {
 				require.GreaterOrEqual(t, n, 1, name)
 			}
 			require.NoError(t, m.Close())
-		})
+		}
+		direct.Images(ranks, nil, fit)
+		direct.MoveImages(ranks, fit)
 	}
 }
 

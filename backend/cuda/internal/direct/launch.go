@@ -5,10 +5,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/bits"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
@@ -89,10 +91,10 @@ func spreadOf(name string, ranks int) string { return "c10d_direct_" + name + "_
 // are for more than two ranks.
 func boths(name string) string { return name + "_both" }
 
-// Images calls f with each PTX text, for devices of compute capability 8.0 and later, and
-// the names of its kernels for so many ranks.
-func Images(ranks int, f func(image []byte, kernels ...string)) {
-	for _, d := range dtypes {
+// Images calls f with each PTX text that combines one of some dtypes, and the names of its kernels for so many ranks.
+// Nil means all dtypes. The texts are for devices of compute capability 8.0 and later.
+func Images(ranks int, some []tensor.DType, f func(image []byte, kernels ...string)) {
+	for _, d := range listed(some) {
 		small, large := kernels(d.String(), ranks)
 		list := []string{small, large}
 		if name := sums(d, ranks); name != "" {
@@ -108,6 +110,10 @@ func Images(ranks int, f func(image []byte, kernels ...string)) {
 		}
 		f(image(d.String(), ranks), list...)
 	}
+}
+
+// MoveImages calls f in the same way with the texts that combine nothing.
+func MoveImages(ranks int, f func(image []byte, kernels ...string)) {
 	rest := func(name string, ranks int) {
 		small, large := kernels(name, ranks)
 		list := []string{small, large}
@@ -122,6 +128,14 @@ func Images(ranks int, f func(image []byte, kernels ...string)) {
 	if ranks > 2 {
 		rest(moves, 2) // of lanes
 	}
+}
+
+// listed returns some dtypes. Nil means all.
+func listed(some []tensor.DType) []tensor.DType {
+	if some == nil {
+		return dtypes
+	}
+	return some
 }
 
 func names() (all []string) {
@@ -192,7 +206,7 @@ type Options struct {
 	// nobody calls Abort, so it should be longer than the group's own timeout.
 	Limit time.Duration
 
-	// DTypes are those whose kernels New loads. Nil means all that have kernels.
+	// DTypes are those whose kernels New loads. Nil means all that have kernels. Comm.Load loads others.
 	DTypes []tensor.DType
 
 	shareDevices bool // tests have more ranks than devices, and few blocks
@@ -304,7 +318,7 @@ type Comm struct {
 	rank, ranks int
 	channels    int
 	modules     []driver.Module
-	functions   map[tensor.DType]forms
+	functions   atomic.Pointer[map[tensor.DType]forms] // replaced by Load
 	gathers     pair
 	moves       pair
 	broadcasts  forms                                                 // of two shots, with more than two ranks
@@ -552,9 +566,6 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 	if o.Limit == 0 {
 		o.Limit = 10 * time.Minute
 	}
-	if o.DTypes == nil {
-		o.DTypes = dtypes
-	}
 	if o.straight == 0 {
 		o.straight = StraightBytes
 	}
@@ -562,41 +573,17 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 		o.rootReduces = rootReducesUpTo
 	}
 	channels, depth := w.Shape()
-	c := &Comm{w: w, o: o, rank: rank, ranks: ranks, channels: channels, shape: ShapeOf, functions: make(map[tensor.DType]forms)}
+	c := &Comm{w: w, o: o, rank: rank, ranks: ranks, channels: channels, shape: ShapeOf}
+	c.functions.Store(new(map[tensor.DType]forms))
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.Close())
 		}
 	}()
-	for _, d := range o.DTypes {
-		if !slices.Contains(dtypes, d) {
-			return nil, fmt.Errorf("direct: there are no kernels for %v", d)
-		}
-		m, err := c.load(d.String(), ranks)
-		if err != nil {
+	for _, d := range listed(o.DTypes) {
+		if err := c.Load(d); err != nil {
 			return nil, err
 		}
-		var f forms
-		if f.all, err = functions(m, d.String(), ranks); err != nil {
-			return nil, err
-		}
-		f.sum = f.all
-		if name := sums(d, ranks); name != "" {
-			if f.sum, err = functions(m, name, ranks); err != nil {
-				return nil, err
-			}
-		}
-		if name := spreads(d, ranks); name != "" {
-			if f.spread, err = m.Function(name); err != nil {
-				return nil, err
-			}
-		}
-		if ranks > 2 {
-			if f.both, err = functions(m, boths(d.String()), ranks); err != nil {
-				return nil, err
-			}
-		}
-		c.functions[d] = f
 	}
 	for name, p := range map[string]*pair{gathers: &c.gathers, moves: &c.moves} {
 		m, err := c.load(name, ranks)
@@ -655,6 +642,58 @@ func (c *Comm) setUp(own window.Own, depth int, peer func(rank int) window.Peer,
 	}
 	// Two places are for what a call reads and writes.
 	c.launch = driver.Launch{Args: &c.args, Access: c.w.Access(make([]driver.Access, 2, 2+2+window.MostRanks))}
+}
+
+// Load loads the kernels that combine a dtype, unless they are there. It may wait for the device, as New.
+func (c *Comm) Load(d tensor.DType) (err error) {
+	if !slices.Contains(dtypes, d) {
+		return fmt.Errorf("direct: there are no kernels for %v", d)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := c.forms(d); ok {
+		return nil
+	}
+	m, err := c.load(d.String(), c.ranks)
+	if err != nil {
+		return err
+	}
+	var f forms
+	if f.all, err = functions(m, d.String(), c.ranks); err != nil {
+		return err
+	}
+	f.sum = f.all
+	if name := sums(d, c.ranks); name != "" {
+		if f.sum, err = functions(m, name, c.ranks); err != nil {
+			return err
+		}
+	}
+	if name := spreads(d, c.ranks); name != "" {
+		if f.spread, err = m.Function(name); err != nil {
+			return err
+		}
+	}
+	if c.ranks > 2 {
+		if f.both, err = functions(m, boths(d.String()), c.ranks); err != nil {
+			return err
+		}
+	}
+	all := map[tensor.DType]forms{d: f}
+	maps.Copy(all, *c.functions.Load())
+	c.functions.Store(&all)
+	return nil
+}
+
+// Loaded reports whether the kernels that combine a dtype are loaded.
+func (c *Comm) Loaded(d tensor.DType) bool {
+	_, ok := c.forms(d)
+	return ok
+}
+
+// forms returns the kernels of a dtype, false if they are not loaded.
+func (c *Comm) forms(d tensor.DType) (f forms, ok bool) {
+	f, ok = (*c.functions.Load())[d]
+	return f, ok
 }
 
 func (c *Comm) load(name string, ranks int) (driver.Module, error) {
@@ -810,23 +849,24 @@ func (c *Comm) begin(what string, dst, src driver.Ptr, n int) (bool, error) {
 	return n > 0, nil
 }
 
-func (c *Comm) kernel(what string, op backend.ReduceOp, d tensor.DType) (p pair, r reduced, err error) {
+// kernel returns the kernels of a dtype, those of a call of one shot, and what they are told of the operator.
+func (c *Comm) kernel(what string, op backend.ReduceOp, d tensor.DType) (f forms, p pair, r reduced, err error) {
 	if r, err = reduction(op, d, c.ranks); err != nil {
-		return p, r, err
+		return f, p, r, err
 	}
-	f, ok := c.functions[d]
+	f, ok := c.forms(d)
 	if !ok {
-		return p, r, fmt.Errorf("direct: %s of %v: Options.DTypes did not have it", what, d)
+		return f, p, r, fmt.Errorf("direct: %s of %v: its kernels are not loaded: call Load, or set Options.DTypes", what, d)
 	}
 	if r.adds() {
-		return f.sum, r, nil
+		return f, f.sum, r, nil
 	}
-	return f.all, r, nil
+	return f, f.all, r, nil
 }
 
 // AllReduce combines n elements at src of all ranks, to dst.
 func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, form Form) error {
-	f, r, err := c.kernel("all_reduce", op, d)
+	all, f, r, err := c.kernel("all_reduce", op, d)
 	if err != nil {
 		return err
 	}
@@ -837,7 +877,7 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 	defer c.mu.Unlock()
 	bytes := n * d.Size()
 	if c.ranks == 2 && c.Spreads(n, d, op, form) {
-		return c.spreadSum(s, dst, src, bytes, r, c.functions[d].spread, form)
+		return c.spreadSum(s, dst, src, bytes, r, all.spread, form)
 	}
 	if !twoShots(bytes, c.ranks, form) {
 		return c.enqueue(s, step{
@@ -845,7 +885,7 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 		})
 	}
 	if c.ranks > 2 {
-		return c.bothShots(s, dst, src, bytes, r, allRoles(c.ranks), c.functions[d], form)
+		return c.bothShots(s, dst, src, bytes, r, allRoles(c.ranks), all, form)
 	}
 	part := partOf(bytes, c.ranks)
 	at := part * c.rank
@@ -943,7 +983,10 @@ func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bo
 // spreadShape returns the shape of a Spread with so long parts, and whether there can be one.
 func (c *Comm) spreadShape(part int, d tensor.DType, op backend.ReduceOp, form Form) (s Shape, ok bool) {
 	r, err := reduction(op, d, c.ranks)
-	if err != nil || !r.adds() || c.functions[d].spread == nil {
+	if err != nil || !r.adds() {
+		return s, false
+	}
+	if f, _ := c.forms(d); f.spread == nil {
 		return s, false
 	}
 	s = c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, Reduces)
@@ -984,7 +1027,7 @@ func (c *Comm) launchSpread(s Launcher, f driver.Function, shape Shape, one, two
 // ReduceScatter combines the ranks' parts of n elements each: src has one for each rank, in
 // order, and dst gets this rank's.
 func (c *Comm) ReduceScatter(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, form Form) error {
-	f, r, err := c.kernel("reduce_scatter", op, d)
+	_, f, r, err := c.kernel("reduce_scatter", op, d)
 	if err != nil {
 		return err
 	}

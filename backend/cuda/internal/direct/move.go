@@ -251,7 +251,7 @@ func (c *Comm) rootedShots(bytes int, form Form) bool {
 // Reduce combines n elements at src of all ranks, to the root's dst. Dst is not used elsewhere. Src and the root's dst
 // may be the same.
 func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, root int, form Form) error {
-	f, r, err := c.kernel("reduce", op, d)
+	forms, f, r, err := c.kernel("reduce", op, d)
 	if err != nil {
 		return err
 	}
@@ -266,7 +266,8 @@ func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op
 	defer c.mu.Unlock()
 	all, to := everyone(c.ranks), uint32(1)<<root
 	if c.rootedShots(bytes, form) {
-		return c.bothShots(s, dst, src, bytes, r, roles{givers: all, owners: c.reducers(bytes, all, to), takers: to}, c.functions[d], form)
+		who := roles{givers: all, owners: c.reducers(bytes, all, to), takers: to}
+		return c.bothShots(s, dst, src, bytes, r, who, forms, form)
 	}
 	x := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks}
 	x.roles = roles{givers: all, owners: to, takers: to}
@@ -276,7 +277,7 @@ func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op
 	}
 	if c.ranks == 2 {
 		if shape, pulls := c.pullShape(bytes, d, op, form); pulls {
-			return c.pull(s, x, c.functions[d].spread, shape, root, form)
+			return c.pull(s, x, forms.spread, shape, root, form)
 		}
 	}
 	return c.enqueue(s, x)

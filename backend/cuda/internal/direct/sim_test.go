@@ -409,7 +409,7 @@ func TestNew(t *testing.T) {
 			err error
 			why string
 		}{
-			{m.c.AllReduce(m.s, 1, 1, 1, tensor.Int32, backend.Sum(), direct.Form{}), "Options.DTypes did not have it"},
+			{m.c.AllReduce(m.s, 1, 1, 1, tensor.Int32, backend.Sum(), direct.Form{}), "its kernels are not loaded"},
 			{m.c.AllReduce(m.s, 1, 1, 1, tensor.Float32, backend.BOr(), direct.Form{}), "bor"},
 			{m.c.AllReduce(m.s, 0, 1, 1, tensor.Float32, backend.Sum(), direct.Form{}), "all_reduce of 1 elements"},
 			{m.c.AllGather(m.s, 1, 1, -1, direct.Form{}), "all_gather of -1"},

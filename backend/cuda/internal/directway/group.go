@@ -2,6 +2,7 @@
 package directway
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/backend/cuda/internal/registered"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -31,6 +33,9 @@ type Group struct {
 	Members []int
 	heard   int // how often connect has heard the others
 
+	DTypes     []tensor.DType                // whose kernels connect loads; nil means all
+	combines   atomic.Uint32                 // the dtypes whose kernels are loaded, a bit each
+	lacking    map[tensor.DType]error        // why some rank cannot load those of a dtype; guarded by connecting
 	Forbidden  error                         // why the caller wants none
 	Share      bool                          // some all-reduces go through memory that the ranks share all the same
 	Shared     atomic.Bool                   // ranks share a device
@@ -78,10 +83,12 @@ type Group struct {
 // Why is what Explain says of operations that are direct work.
 const Why = "one kernel of each rank writes into the other ranks' memory"
 
-// Keep has the driver load the kernels for so many ranks when it opens devices: no image may
-// be loaded while a stream waits.
-func Keep(d driver.Driver, ranks int) {
-	direct.Images(ranks, func(image []byte, names ...string) { driver.Keep(d, image, names...) })
+// Keep has the driver load the kernels for so many ranks and some dtypes when it opens devices: no image should be
+// loaded while a stream waits. Nil means all dtypes.
+func Keep(d driver.Driver, ranks int, some []tensor.DType) {
+	keep := func(image []byte, names ...string) { driver.Keep(d, image, names...) }
+	direct.Images(ranks, some, keep)
+	direct.MoveImages(ranks, keep)
 	driver.Keep(d, kernels.Lists, kernels.List)
 }
 
@@ -112,10 +119,10 @@ func (d *Group) Known() error {
 	return d.why
 }
 
-// Ready returns nil if the ranks are connected. The first call connects them: all come to it in the
-// order of the group's collectives.
+// Ready returns nil if the ranks are connected and have the kernels of a call. The first call connects them, and the
+// first reduction of a dtype loads its kernels: all come to it in the order of the group's collectives.
 func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.Call) error {
-	if d.Open.Load() != nil {
+	if d.Open.Load() != nil && (print.With == 0 || d.Combines(print.DType)) {
 		return nil
 	}
 	if err := group.Captured(ctx, op); err != nil {
@@ -123,9 +130,19 @@ func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.
 	}
 	d.connecting.Lock()
 	defer d.connecting.Unlock()
-	if d.asked {
+	if !d.asked {
+		if err := d.meet(ctx, op, dev, print); err != nil {
+			return err
+		}
+	}
+	if d.why != nil || print.With == 0 {
 		return d.why
 	}
+	return d.combine(ctx, op, print)
+}
+
+// meet connects the ranks, in a call. The caller holds connecting.
+func (d *Group) meet(ctx context.Context, op work.OpType, dev int, print board.Call) error {
 	err := d.B.Together(ctx, op, print, func(q *group.Operation) (err error) {
 		d.why, err = d.connect(q, dev)
 		return err
@@ -135,13 +152,64 @@ func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.
 		return errors.Join(err, d.giveUp())
 	}
 	d.opened()
-	return d.why
+	return nil
 }
+
+// combine loads the kernels of a reduction's dtype on all ranks, unless they are there. If a rank cannot, none uses
+// them. The caller holds connecting.
+func (d *Group) combine(ctx context.Context, op work.OpType, print board.Call) error {
+	why, ok := d.lacking[print.DType]
+	if ok || d.Combines(print.DType) {
+		return why
+	}
+	err := d.B.Together(ctx, op, print, func(q *group.Operation) (err error) {
+		why, err = d.Load(q, print.DType)
+		return err
+	})
+	if why != nil {
+		if d.lacking == nil {
+			d.lacking = make(map[tensor.DType]error)
+		}
+		d.lacking[print.DType] = why
+	}
+	return cmp.Or(err, why)
+}
+
+// Load loads the kernels that combine a dtype. All ranks of the engine call it at the same time, in an operation of
+// Engine.Together, also those that have no kernels. It returns why a member cannot load them, the same on all members.
+// An error ends the group.
+//
+// CUDA may wait for the process's streams while it loads. So a rank loads when the earlier calls of all ranks are
+// enqueued: then their kernels end by themselves.
+func (d *Group) Load(q *group.Operation, dtype tensor.DType) (reason, err error) {
+	if _, _, err = d.hear(q, nil, nil); err != nil {
+		return nil, err
+	}
+	var why error
+	if d.Open.Load() != nil {
+		direct.Images(d.Size(), []tensor.DType{dtype}, func(image []byte, names ...string) {
+			driver.Keep(d.B.Driver, image, names...)
+		})
+		why = d.comm.Load(dtype)
+	}
+	if reason, _, err = d.hear(q, why, nil); err == nil && reason == nil {
+		d.combines.Or(1 << dtype)
+	}
+	return reason, err
+}
+
+// Combines reports whether the kernels of a dtype are loaded on all members.
+func (d *Group) Combines(dtype tensor.DType) bool { return d.combines.Load()>>dtype&1 != 0 }
 
 // opened notes that the ranks have connected, or cannot.
 func (d *Group) opened() {
 	d.asked = true
 	if d.why == nil {
+		for _, x := range tensor.DTypes() {
+			if d.comm.Loaded(x) {
+				d.combines.Or(1 << x)
+			}
+		}
 		d.Open.Store(d.window)
 		if d.B.Broken() != nil {
 			d.window.Abort()
@@ -192,7 +260,8 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 		if why == nil {
 			_, _, shared := d.window.SharedDevice()
 			d.Shared.Store(shared)
-			if d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit}); why == nil {
+			d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit, DTypes: d.DTypes})
+			if why == nil {
 				why = d.loadLists()
 			}
 			if why == nil && d.v.Info().StreamValues {

@@ -104,7 +104,9 @@ func Captured(ctx context.Context, op work.OpType) error {
 	if s := place.StreamsOf(ctx); s == nil || s.In == nil || !driver.Capturing(s.In) {
 		return nil
 	}
-	return fmt.Errorf("cuda: %v in a capture: %w: the call would go through the host. Only calls that kernels do can be captured, after a collective has connected the ranks; Explain says which do", op, driver.ErrCapture)
+	return fmt.Errorf("cuda: %v in a capture: %w: the call would go through the host. Only calls that kernels do can be "+
+		"captured; Explain says which do. Make the call once before: that connects the ranks and loads the kernels, as "+
+		"Options.DTypes does", op, driver.ErrCapture)
 }
 
 // Issue starts a collective.

@@ -28,7 +28,7 @@
 //	<!-- figures faults of=faults.jsonl -->
 //	<!-- figures end -->
 //
-// Faults is the table of package faults, of records that "c10d faults -json" made. Says is its table
+// Faults is the table of package faults, of records that "tools faults -json" made. Says is its table
 // of errors.
 //
 // The tests fail if a document or a picture is not what the records say.

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -12,6 +14,9 @@ import (
 
 	"github.com/c10d-go/c10d/internal/netns"
 )
+
+// patience bounds every wait of these tests.
+const patience = 3 * time.Minute
 
 // TestFaultsEndBySignal: SIGTERM, as Ctrl-C, leaves no network behind.
 func TestFaultsEndBySignal(t *testing.T) {
@@ -31,13 +36,24 @@ func TestFaultsEndBySignal(t *testing.T) {
 		return string(out)
 	}
 	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
-		p := start(t, nil, "faults", "-python", "", "-parallel", "1", "-wire", "TCP", "-fault", "SIGKILL", "-op", "all_reduce")
-		bridge := fmt.Sprintf("c10d%d0br", p.cmd.Process.Pid)
+		self, err := os.Executable()
+		require.NoError(t, err)
+		cmd := exec.Command(self, "faults", "-python", "", "-parallel", "1", "-wire", "TCP", "-fault", "SIGKILL", "-op", "all_reduce")
+		cmd.Env = append(os.Environ(), programVariable+"=1")
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		require.NoError(t, cmd.Start())
+		bridge := fmt.Sprintf("c10d%d0br", cmd.Process.Pid)
 		for until := time.Now().Add(patience); !strings.Contains(networks(), bridge); {
-			require.True(t, time.Now().Before(until), "no network: %s", p.stderr.String())
+			if time.Now().After(until) {
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+				require.Fail(t, "no network", stderr.String())
+			}
 		}
-		require.NoError(t, p.cmd.Process.Signal(signal))
-		require.Equal(t, 1, p.wait(), p.stderr.String())
+		require.NoError(t, cmd.Process.Signal(signal))
+		_ = cmd.Wait()
+		require.Equal(t, 1, cmd.ProcessState.ExitCode(), stderr.String())
 		require.NotContains(t, networks(), bridge)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/bytesize"
 	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/internal/plan"
 )
@@ -15,7 +16,7 @@ import (
 func simulateOutput(t *testing.T, args string) string {
 	t.Helper()
 	var out, errs bytes.Buffer
-	require.Zero(t, dispatch(stdio{nil, &out, &errs}, strings.Fields("simulate "+args)), errs.String())
+	require.Zero(t, dispatch(stdio{&out, &errs}, strings.Fields("simulate "+args)), errs.String())
 	require.Empty(t, errs.String())
 	return out.String()
 }
@@ -25,12 +26,12 @@ func TestSimulateJSON(t *testing.T) {
 	for line := range strings.Lines(simulateOutput(t, "-json -op all_reduce,all_gather -algorithm ring -ranks 4,8 -b 4K -e 64K -f 16 -latency 9us -overhead 500ns -bandwidth 8Gbit")) {
 		var r simulated
 		require.NoError(t, json.Unmarshal([]byte(line), &r))
-		require.Equal(t, "c10d simulate", r.System)
+		require.Equal(t, "tools simulate", r.System)
 		require.Equal(t, "ring", r.Algorithm)
 		require.Equal(t, r.World, r.Hosts)
 		require.InDelta(t, r.Formula, r.Time, 0.01)
 		require.Equal(t, r.Formula, r.Ring)
-		records[r.Op+" "+sizeName(int(r.Bytes))+" "+string(rune('0'+r.World))] = r
+		records[r.Op+" "+bytesize.Name(int(r.Bytes))+" "+string(rune('0'+r.World))] = r
 	}
 	require.Len(t, records, 8)
 	r := records["all_reduce 64K 8"]
@@ -88,7 +89,7 @@ func TestSimulateMakesTables(t *testing.T) {
 	text := simulateOutput(t, "-op all -ranks 4,16 -per-host 1,4 -b 1K -e 1M -f 1024 -table")
 	table, err := choice.Parse(strings.NewReader(text))
 	require.NoError(t, err)
-	require.Contains(t, table.Command(), "c10d simulate -b=1K -e=1M -f=1024 -op=all -per-host=1,4 -ranks=4,16 -table=true")
+	require.Contains(t, table.Command(), "tools simulate -b=1K -e=1M -f=1024 -op=all -per-host=1,4 -ranks=4,16 -table=true")
 	require.Contains(t, table.Machine(), "latency 10µs")
 	for _, op := range plan.Ops() {
 		if len(plan.Algorithms(op)) == 1 {
@@ -136,12 +137,12 @@ func TestSimulateUsage(t *testing.T) {
 		"-op reduce -algorithm ring -ranks 512": `no algorithm "ring" of reduce`,
 	} {
 		var out, errs bytes.Buffer
-		require.Equal(t, exitUsage, dispatch(stdio{nil, &out, &errs}, strings.Fields("simulate "+args)), args)
+		require.Equal(t, exitUsage, dispatch(stdio{&out, &errs}, strings.Fields("simulate "+args)), args)
 		require.Contains(t, errs.String(), want, args)
 	}
 	var out, errs bytes.Buffer
 	free := "simulate -table -ranks 2 -b 4 -e 4 -latency 0 -overhead 0 -bandwidth 0 -reduce-bandwidth 0 -copy-bandwidth 0"
-	require.Equal(t, 1, dispatch(stdio{nil, &out, &errs}, strings.Fields(free)))
+	require.Equal(t, 1, dispatch(stdio{&out, &errs}, strings.Fields(free)))
 	require.Contains(t, errs.String(), "no case takes any time")
 }
 

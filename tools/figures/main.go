@@ -14,7 +14,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/c10d-go/c10d/internal/faults"
+	"github.com/c10d-go/c10d/tools/internal/faults"
 )
 
 // documents are the files with figures, from the root of the tree.
@@ -23,12 +23,12 @@ var documents = []string{"README.md", "docs/benchmarks.md", "docs/faults.md"}
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("figures: ")
-	files, err := render(".")
+	files, err := render("..") // make figures runs this in tools
 	if err != nil {
 		log.Fatal(err)
 	}
 	for name, text := range files {
-		if err := os.WriteFile(name, text, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join("..", name), text, 0o644); err != nil {
 			log.Fatal(err)
 		}
 	}

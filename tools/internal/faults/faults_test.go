@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 }
 
 // TestCases runs one case of each wire, and random ones. On a machine that does not permit networks
-// the test is skipped. "c10d faults" runs all cases.
+// the test is skipped. "tools faults" runs all cases.
 func TestCases(t *testing.T) {
 	for program, from := range netns.Programs {
 		if _, err := exec.LookPath(program); err != nil {

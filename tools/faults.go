@@ -6,22 +6,18 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/signal"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
-	"github.com/c10d-go/c10d/internal/faults"
+	"github.com/c10d-go/c10d/tools/internal/faults"
 )
 
-func init() {
-	register(command{
-		name: "faults", summary: "make ranks, links and stores fail, and print who is blamed (Linux, root)", setup: setupFaults,
-	})
-}
-
-// faultFlags are the flags of "c10d faults".
+// faultFlags are the flags of "tools faults".
 type faultFlags struct {
 	wires, faults, ops string
 	ranks              int
@@ -131,7 +127,7 @@ func (f *faultFlags) run(std stdio) (int, error) {
 		}
 		return 0, err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	cases := f.cases()
 	if len(cases) == 0 {
@@ -208,7 +204,7 @@ func (f *faultFlags) run(std stdio) (int, error) {
 
 // tryAll runs trials.
 func (f *faultFlags) tryAll(std stdio) (int, error) {
-	ctx, stop := signal.NotifyContext(context.Background(), endings()...)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var trials []faults.Trial
 	for i := range f.trials {

@@ -15,20 +15,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/bytesize"
 	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/simulate"
 )
 
-func init() {
-	register(command{
-		name:    "simulate",
-		summary: "run an operation of up to thousands of ranks on a model of a network",
-		setup:   setupSimulate,
-	})
-}
-
-// simulation is the flags of "c10d simulate".
+// simulation is the flags of "tools simulate".
 type simulation struct {
 	job        simulate.Job
 	ops        string
@@ -36,11 +29,11 @@ type simulation struct {
 	ranks      rankList
 	hosts      int
 	perHost    rankList
-	begin, end byteSize
+	begin, end bytesize.Size
 	factor     int
 	elem, root int
-	chunk      byteSize
-	eager      byteSize
+	chunk      bytesize.Size
+	eager      bytesize.Size
 	json       bool
 	table      bool
 }
@@ -141,7 +134,7 @@ func setupSimulate(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.DurationVar(&j.Jitter, "jitter", 0, "longest random `duration` that is added to a message between hosts")
 	fs.Uint64Var(&j.Seed, "seed", 0, "`seed` of the random stragglers and jitter")
 	fs.BoolVar(&s.json, "json", false, "print one JSON record a line")
-	fs.BoolVar(&s.table, "table", false, "print a table that groups choose algorithms from, as bench -tune does for real ranks")
+	fs.BoolVar(&s.table, "table", false, "print a table that groups choose algorithms from, as c10d bench -tune does for real ranks")
 	return func(std stdio, args []string) (int, error) {
 		if len(args) > 0 {
 			return 0, usagef("unexpected argument %q", args[0])
@@ -278,7 +271,7 @@ func (s *simulation) each(ctx context.Context, f func(simulated) error) error {
 	}
 	for _, ranks := range s.ranks {
 		if err := s.job.Check(ranks); err != nil {
-			return usageError{err.Error()}
+			return usageError{err}
 		}
 		if s.root < 0 || s.root >= ranks {
 			return usagef("-root %d is not within %d ranks", s.root, ranks)
@@ -346,7 +339,7 @@ func (s *simulation) one(ctx context.Context, op plan.Op, c choice.Candidate, l 
 		return simulated{}, fmt.Errorf("%v with %d ranks: %w", c.Algorithm, l.Ranks(), err)
 	}
 	r := simulated{
-		System: "c10d simulate", Op: op.String(), Algorithm: c.String(), World: l.Ranks(), Hosts: l.Hosts(), Bytes: block,
+		System: "tools simulate", Op: op.String(), Algorithm: c.String(), World: l.Ranks(), Hosts: l.Hosts(), Bytes: block,
 		Time: micro(got.Time), First: micro(got.First), Messages: got.Messages, Sent: got.Sent, Remote: got.Remote,
 		Steps: got.Steps, Wall: time.Since(start).Seconds(),
 		block: block, cand: c, op: op,
@@ -424,7 +417,7 @@ func (s *simulation) makeTable(ctx context.Context, out io.Writer, fs *flag.Flag
 	if s.json {
 		return usagef("-json excludes -table")
 	}
-	command := "c10d simulate"
+	command := "tools simulate"
 	fs.Visit(func(f *flag.Flag) { command += " -" + f.Name + "=" + f.Value.String() })
 	var rows []choice.Row
 	algorithms := make(map[choice.Row]*plan.Algorithm)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/internal/faults"
+	"github.com/c10d-go/c10d/tools/internal/faults"
 )
 
 func TestFaultsUsage(t *testing.T) {
@@ -25,7 +25,7 @@ func TestFaultsUsage(t *testing.T) {
 		{[]string{"-wire", "pytorch", "-trials", "3"}, "no trial is left"},
 	} {
 		var out, errs bytes.Buffer
-		require.Equal(t, exitUsage, dispatch(stdio{nil, &out, &errs}, append([]string{"faults"}, c.args...)), c.args)
+		require.Equal(t, exitUsage, dispatch(stdio{&out, &errs}, append([]string{"faults"}, c.args...)), c.args)
 		require.Contains(t, errs.String(), c.want)
 	}
 	f := faultFlags{wires: "TCP,gloo", faults: "sigkill", ops: "barrier", ranks: 3}

@@ -11,7 +11,7 @@ import (
 
 var trials = flag.Int("faults.trials", 1, "`n` trials on each wire")
 
-// TestTrials runs jobs that go on after several faults. "c10d faults -trials 300" runs more.
+// TestTrials runs jobs that go on after several faults. "tools faults -trials 300" runs more.
 func TestTrials(t *testing.T) {
 	if _, err := exec.LookPath("kill"); err != nil || runtime.GOOS == "windows" {
 		t.Skip("signals of Unix are needed")

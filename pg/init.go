@@ -204,6 +204,9 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	}
 	g, err := initGroup(ctx, o, m)
 	if err != nil {
+		if !o.Join { // which has no rank yet
+			noteUnmade(m.env.Rank, m.env.Size, err)
+		}
 		stop()
 		return nil, err
 	}

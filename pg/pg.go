@@ -223,7 +223,7 @@ func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, fr
 		ours: run.ID != "", apart: !known, run: run.ID, begun: run.Key, begunIn: st, made: make(map[string]int),
 	}
 	w.over, w.end = context.WithCancelCause(context.Background())
-	if path := w.blameFile(); path != "" {
+	if path := blameFile(rank, size); path != "" {
 		os.Remove(path) // of a group that this one takes the place of
 	}
 	g, err := w.newGroup(ctx, groupSpec{

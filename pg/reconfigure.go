@@ -373,7 +373,7 @@ func blamed(err error) []int {
 	switch {
 	case errors.As(err, &f):
 		return []int{f.Rank}
-	case errors.As(err, &m):
+	case errors.As(err, &m) && len(m.Missing)+len(m.Stopped) > 0:
 		return slices.Concat(m.Missing, m.Stopped)
 	case errors.As(err, &w):
 		return []int{w.Peer}
@@ -478,7 +478,7 @@ func goneOn(epoch int, left []membership.Absent) error {
 // retire ends an old epoch of g and the groups that were made in it. Members of it have left.
 func (g *ProcessGroup) retire(old *epoch, left []membership.Absent) {
 	w, gone := old.world, goneOn(g.now().world.number, left)
-	if path := w.blameFile(); path != "" {
+	if path := blameFile(w.rank, w.size); path != "" {
 		os.Remove(path) // the launcher need not know of a failure that the group has survived
 	}
 	w.mu.Lock()

@@ -308,7 +308,7 @@ func (t *attempt) exited(x exit) {
 		t.declare(t.endKey(), ending{First: &f, Last: true})
 	default:
 		if t.look == nil && t.Nodes > 1 {
-			t.alarm(alarm{Peer: evidenceOf(&f, t.size).peer})
+			t.alarm(alarm{Peer: f.blames(t.size)})
 		}
 		t.awaitOthers()
 	}
@@ -360,7 +360,7 @@ func (t *attempt) othersAwaited(now time.Time) bool {
 	}
 	named := []int{t.culprit}
 	for i := range t.failed {
-		named = append(named, evidenceOf(&t.failed[i], t.size).peer)
+		named = append(named, t.failed[i].blames(t.size))
 	}
 	limit := waitForOthers
 	for _, r := range t.ranks {

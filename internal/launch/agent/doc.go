@@ -24,7 +24,7 @@
 // # How a job ends
 //
 // A rank fails by ending with an exit code other than 0, or by a signal. The rank that
-// ends first is often not the one at fault. A rank that panics leaves its group first,
+// ends first is often not the one at fault. A Go rank that panics leaves its group first,
 // then the others fail and end, and only then it prints the panic. After the first failure
 // the agent therefore waits:
 //
@@ -36,10 +36,11 @@
 // goes on, so that it can take the SIGTERM. Whatever a rank leaves behind in its process
 // group dies with it.
 //
-// The agent then looks for the rank at fault. What groups noted counts most, then panics,
-// tracebacks and signals, then what ranks wrote about each other, and last the time. The
+// The agent then looks for the rank at fault. What groups noted counts most, then Go panics
+// and signals, and last the time. What ranks print does not count. The
 // rank at fault need not have failed: it may be stopped, or have ended with exit code 0
-// while others needed it.
+// while others needed it. Ranks of PyTorch note nothing: without a Go rank that failed beside them,
+// the first to end is the one at fault, and a rank that only stopped is not found.
 //
 // Then there is another attempt, after a pause of 100 ms. Each further pause is twice as long, up to 30 s. After an
 // attempt of a minute or more they begin anew. A signal on any node ends the pause, and the job. After the last attempt the Summary describes the rank at

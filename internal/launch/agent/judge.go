@@ -2,11 +2,8 @@ package agent
 
 import (
 	"cmp"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/c10d-go/c10d/internal/launch"
 )
@@ -18,77 +15,16 @@ const (
 	stateUnknown = "unknown" // the agent of its node has not reported
 )
 
-// blaming finds the rank that a line of an error names as the one at fault. It knows the
-// errors of this library and of PyTorch's monitored barrier.
-var blaming = regexp.MustCompile(`\b[Rr]ank (\d+)\b(?: \(global rank (\d+)\))?[^:;,\n]{0,60}?\b(?:died|left|panicked|crashed|ended|stopped|aborted|cancelled|did not|has not|sent (?:a message|bytes)|published no|failed to pass monitoredBarrier)\b`)
-
-// subgroup finds the group of a failed operation. Ranks in the errors of groups other than
-// the default group have other numbers, and their global ranks behind these.
-var subgroup = regexp.MustCompile(`of group "([^"]*)"`)
-
-// cutOff finds errors of a rank that lost another rank and does not know which.
-var cutOff = regexp.MustCompile(`(?i)connection (?:closed|reset) by peer|broken pipe|timed out waiting|socket timeout|some rank `)
-
-// waitingLine finds the lines that internal/waiting logs while a rank waits. They name ranks that
-// may come later, and are no reason for an end.
-var waitingLine = regexp.MustCompile(`\bc10d: .*\bwaited\b`)
-
-// evidence is the reason of a rank's end, as far as it is known.
-type evidence struct {
-	peer   int  // the rank that it names; -1 if none
-	noted  bool // by its group, not found in its output
-	victim bool // it failed because of another rank, known or not
-}
-
-// evidenceOf reads the note of the rank's group, or else the rank's output.
-func evidenceOf(f *Failure, size int) evidence {
-	within := func(r int) bool { return r >= 0 && r < size }
-	if b := f.Blames; b != nil {
-		if within(b.Peer) {
-			return evidence{peer: b.Peer, noted: true, victim: b.Peer != f.Rank}
-		}
-		return evidence{peer: -1, noted: true, victim: true}
+// blames returns the rank that the group of f noted as the one at fault, -1 if its group did not know. A rank without
+// a note, such as one of PyTorch, blames itself.
+func (f *Failure) blames(size int) int {
+	switch b := f.Blames; {
+	case b == nil:
+		return f.Rank
+	case b.Peer < size:
+		return b.Peer
 	}
-	for _, line := range f.reasons() {
-		if m := blaming.FindStringSubmatch(line); m != nil {
-			if g := subgroup.FindStringSubmatch(line); m[2] == "" && g != nil && g[1] != "0" {
-				return evidence{peer: -1, victim: true}
-			}
-			if r, err := strconv.Atoi(cmp.Or(m[2], m[1])); err == nil && within(r) {
-				return evidence{peer: r, victim: r != f.Rank}
-			}
-		}
-		if cutOff.MatchString(line) {
-			return evidence{peer: -1, victim: true}
-		}
-	}
-	return evidence{peer: -1}
-}
-
-// reasons are the lines that may say why a rank failed, the most telling first: its
-// panic, its error file, its last words.
-func (f *Failure) reasons() []string {
-	var all []string
-	if len(f.Crash) > 0 {
-		for _, line := range f.Crash {
-			if strings.HasPrefix(line, "goroutine ") {
-				break // calls follow
-			}
-			all = append(all, line)
-		}
-		return append(all, strings.Split(f.Message, "\n")...)
-	}
-	all = strings.Split(f.Message, "\n")
-	const lastWords = 5
-	for _, line := range slices.Backward(f.Stderr) {
-		if len(all) > lastWords {
-			break
-		}
-		if strings.TrimSpace(line) != "" && !waitingLine.MatchString(line) {
-			all = append(all, line)
-		}
-	}
-	return all
+	return -1
 }
 
 // suspect is a rank that may be the one at fault.
@@ -96,7 +32,7 @@ type suspect struct {
 	*Failure
 	cut     bool  // it lost an unknown rank
 	noted   bool  // groups name it
-	namedBy []int // the ranks that failed because of it, by what they say
+	namedBy []int // the ranks whose groups noted it, or a rank that failed because of it
 }
 
 // judge finds the rank at fault. From each rank that failed it goes to the rank that this
@@ -105,9 +41,11 @@ type suspect struct {
 //
 //  1. a rank that did not lose an unknown rank
 //  2. a rank that groups noted as the reason of their failure
-//  3. a rank with a signal, a panic or a traceback
+//  3. a rank with a signal or a Go panic
 //  4. the rank that most others name
 //  5. the rank that ended first
+//
+// What ranks printed does not count: ranks of PyTorch note nothing, and the first of them to end is the one at fault.
 //
 // It returns nil if no rank has failed.
 func judge(ranks []Failure, size int) *Failure {
@@ -133,16 +71,15 @@ func judge(ranks []Failure, size int) *Failure {
 		if !f.failed() {
 			continue
 		}
-		e := evidenceOf(f, size)
-		if !e.victim || e.peer < 0 {
-			s := at(f.Rank)
-			s.cut = e.victim
-			s.noted = s.noted || e.noted && !e.victim
+		if f.blames(size) < 0 {
+			at(f.Rank).cut = true
 			continue
 		}
 		s := at(follow(known, f.Rank, size))
-		s.namedBy = append(s.namedBy, f.Rank)
-		s.noted = s.noted || e.noted
+		s.noted = s.noted || f.Blames != nil
+		if s.Rank != f.Rank {
+			s.namedBy = append(s.namedBy, f.Rank)
+		}
 	}
 	var first *suspect
 	for _, s := range suspects {
@@ -156,14 +93,11 @@ func judge(ranks []Failure, size int) *Failure {
 	f := *first.Failure
 	slices.Sort(first.namedBy)
 	f.NamedBy = first.namedBy
-	var said *Failure
+	var said *launch.Blame
 	for _, r := range f.NamedBy {
-		if o := known[r]; evidenceOf(o, size).peer == f.Rank && (said == nil || o.noticed().Before(said.noticed())) {
-			said = o
+		if b := known[r].Blames; b.Peer == f.Rank && (said == nil || b.Time.Before(said.Time)) {
+			said, f.Said = b, b.Message
 		}
-	}
-	if said != nil {
-		f.Said = said.said()
 	}
 	return &f
 }
@@ -172,21 +106,20 @@ func judge(ranks []Failure, size int) *Failure {
 // ranks name each other in a circle, it returns the one that the first rank names.
 func follow(known map[int]*Failure, rank, size int) int {
 	seen := map[int]bool{rank: true}
-	next := evidenceOf(known[rank], size).peer
-	for at := next; ; {
+	for at := rank; ; {
 		f := known[at]
 		if f == nil || !f.failed() {
 			return at
 		}
-		e := evidenceOf(f, size)
-		if !e.victim || e.peer < 0 {
+		next := f.blames(size)
+		if next < 0 || next == at {
 			return at
 		}
-		if seen[e.peer] {
-			return next
+		if seen[next] {
+			return known[rank].blames(size)
 		}
-		seen[at] = true
-		at = e.peer
+		seen[next] = true
+		at = next
 	}
 }
 
@@ -211,28 +144,10 @@ func (s *suspect) before(o *suspect) bool {
 	) < 0
 }
 
-// violent reports whether a rank ended by a signal, a panic or a traceback.
-func (f *Failure) violent() bool { return f.Signal != "" || len(f.Crash) > 0 && f.failed() }
-
-// noticed returns the time when the rank failed because of another one.
-func (f *Failure) noticed() time.Time {
-	if f.Blames != nil {
-		return f.Blames.Time
-	}
-	return f.Time
-}
-
-// said returns the line in which a rank names another one.
-func (f *Failure) said() string {
-	if f.Blames != nil {
-		return f.Blames.Message
-	}
-	for _, line := range f.reasons() {
-		if blaming.MatchString(line) {
-			return line
-		}
-	}
-	return ""
+// violent reports whether a rank ended by a signal or a Go panic. A traceback does not count: that is how every error
+// of Python ends, also of ranks that lost another one.
+func (f *Failure) violent() bool {
+	return f.Signal != "" || len(f.Crash) > 0 && !strings.HasPrefix(f.Crash[0], traceback) && f.failed()
 }
 
 // failed reports whether the rank ended with an error.

@@ -78,6 +78,9 @@ type crash struct {
 	python bool
 }
 
+// traceback begins the first line of a Python traceback.
+const traceback = "Traceback (most recent call last):"
+
 // rankPrefix is the prefix that PyTorch adds to each line of a traceback.
 var rankPrefix = regexp.MustCompile(`^\[rank\d+\]: ?`)
 
@@ -87,7 +90,7 @@ func (c *crash) line(text string) {
 	switch {
 	case strings.HasPrefix(text, "panic: "), strings.HasPrefix(text, "fatal error: "), strings.HasPrefix(text, "unexpected fault address "):
 		*c = crash{head: []string{text}, why: text}
-	case strings.HasPrefix(text, "Traceback (most recent call last):"):
+	case strings.HasPrefix(text, traceback):
 		*c = crash{head: []string{text}, python: true}
 	case len(c.head) > 0:
 		if len(c.head) < tailLines {

@@ -102,34 +102,6 @@ func TestUnsupportedRefusesEverything(t *testing.T) {
 	require.Equal(t, want, ops, "every operation of Backend")
 }
 
-func TestAllReduceWorksAreInOrder(t *testing.T) {
-	defer backend.Forget()()
-	const odd tensor.DeviceType = 77 // a device type of a user's own
-	names := func(l tensor.Layout) (names []string) {
-		for _, w := range backend.AllReduceWorks(odd, l) {
-			require.NoError(t, w.Can(nil), "a work without a Can can do every call")
-			names = append(names, w.Name)
-		}
-		return names
-	}
-	require.Empty(t, names(tensor.Strided))
-	nop := func(*backend.AllReduceCall) (backend.AllReduceRunner, error) { return nil, nil }
-	for i, name := range []string{"middle", "first", "last"} {
-		w := backend.AllReduceWork{Name: name, Device: odd, Priority: []int{0, 1, math.MinInt}[i], New: nop}
-		before := backend.AllReduceWorks(odd, tensor.Strided)
-		require.NoError(t, backend.RegisterAllReduce(w))
-		require.Len(t, before, i, "a list that somebody has does not change")
-		require.ErrorContains(t, backend.RegisterAllReduce(w), "clashes")
-	}
-	require.Equal(t, []string{"first", "middle", "last"}, names(tensor.Strided))
-	require.Empty(t, names(tensor.SparseCOO))
-	sparse := backend.AllReduceWork{Name: "first", Device: odd, Layout: tensor.SparseCOO, Priority: 1, New: nop}
-	require.NoError(t, backend.RegisterAllReduce(sparse))
-	require.Equal(t, []string{"first"}, names(tensor.SparseCOO))
-	require.Len(t, names(tensor.Strided), 3)
-	require.Error(t, backend.RegisterAllReduce(backend.AllReduceWork{Name: "x"}))
-}
-
 func TestReductions(t *testing.T) {
 	f32 := func(vs ...float32) []byte {
 		var b []byte

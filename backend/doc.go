@@ -30,14 +30,6 @@
 // Options that only one backend has are a SpecificOptions. New gets them in Options.Specific, and
 // asserts their type.
 //
-// # Works of an all-reduce
-//
-// How an all-reduce is done depends on its tensors. They are sparse, or dense and lie in CPU
-// memory, on a device that peers can reach, or on one that they cannot. Each way is a work. The backends hold their own works; a program adds
-// others with RegisterAllReduce, as an AllReduceWork with a device type, a layout and a priority. The
-// work of the highest priority that can do a call does it. This is the registry of works that
-// PyTorch's gloo backend has, with room for device types that somebody else brings.
-//
 // # Calls and their errors
 //
 // A call with a wrong shape, dtype, root or operator, or with tensors that share memory where they

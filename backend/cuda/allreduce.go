@@ -14,6 +14,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+	"github.com/c10d-go/c10d/internal/allreduce"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/tensor"
@@ -36,12 +37,12 @@ const directPriority = 200
 // registered.
 type works struct {
 	own        []ownWork
-	registered []backend.AllReduceWork
+	registered []allreduce.Work
 }
 
 type ownWork struct {
 	name     string
-	priority int // see backend.AllReduceWork
+	priority int // see allreduce.Work
 }
 
 var sparseWorks = []ownWork{{SparseWork, 0}}
@@ -55,13 +56,13 @@ func worksFor(l tensor.Layout) (w works) {
 	case tensor.SparseCOO:
 		w.own = sparseWorks
 	}
-	w.registered = backend.AllReduceWorks(tensor.CUDA, l)
+	w.registered = allreduce.Works(tensor.CUDA, l)
 	return w
 }
 
 // next takes the work of the highest priority. R is nil for one of the backend's own. The name is
 // empty after the last one.
-func (w *works) next() (name string, r *backend.AllReduceWork) {
+func (w *works) next() (name string, r *allreduce.Work) {
 	switch {
 	case len(w.own) > 0 && (len(w.registered) == 0 || w.own[0].priority >= w.registered[0].Priority):
 		name, w.own = w.own[0].name, w.own[1:]
@@ -95,7 +96,7 @@ type allReduce struct {
 }
 
 // findWork returns the work that does the all-reduce. It allocates nothing if no work is registered.
-func (a *allReduce) findWork() (name string, r *backend.AllReduceWork, err error) {
+func (a *allReduce) findWork() (name string, r *allreduce.Work, err error) {
 	wanted, t := a.b.options.AllReduce, a.ts[0]
 	if t.Layout() != tensor.Strided {
 		wanted = "" // the option names a work for dense tensors
@@ -134,7 +135,7 @@ func (a *allReduce) refusals(name string) (cannot []string) {
 }
 
 // allows returns nil if the work does the call, else the reason why not.
-func (a *allReduce) allows(name string, r *backend.AllReduceWork) error {
+func (a *allReduce) allows(name string, r *allreduce.Work) error {
 	switch {
 	case r != nil:
 		if r.Can == nil {
@@ -200,18 +201,18 @@ func (a *allReduce) checked() error {
 func (a *allReduce) collectives() *host {
 	if a.host == nil {
 		h := &host{b: a.b, op: &group.Operation{B: a.b.g, Print: a.print}}
-		h.call = backend.AllReduceCall{Tensors: slices.Clone(a.ts), Op: a.op, Collectives: h}
+		h.call = allreduce.Call{Tensors: slices.Clone(a.ts), Op: a.op, Collectives: h}
 		a.host = h
 	}
 	return a.host
 }
 
-// host is the backend's backend.Collectives: those of the CPU backend, in the order of the group's
+// host is the backend's allreduce.Collectives: those of the CPU backend, in the order of the group's
 // operations.
 type host struct {
 	b    *Backend
 	op   *group.Operation
-	call backend.AllReduceCall
+	call allreduce.Call
 }
 
 func (h *host) Rank() int { return h.b.g.Rank }
@@ -259,7 +260,7 @@ func (h *host) AllGatherVBytes(ctx context.Context, out, in []byte, counts []int
 }
 
 // registered makes the operation one of a registered work.
-func (h *host) registered(w *backend.AllReduceWork) (*group.Operation, error) {
+func (h *host) registered(w *allreduce.Work) (*group.Operation, error) {
 	runner, err := w.New(&h.call)
 	if err != nil {
 		return nil, err

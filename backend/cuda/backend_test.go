@@ -19,6 +19,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/allreduce"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -325,7 +326,7 @@ func TestBarriers(t *testing.T) {
 }
 
 // other is an all-reduce work of somebody else.
-type other struct{ c *backend.AllReduceCall }
+type other struct{ c *allreduce.Call }
 
 var (
 	otherCalls  int
@@ -364,10 +365,10 @@ func (o other) Synchronize(work.Stream) error { return errors.New("other's own")
 
 // registerOther makes the work known; a registry has no way to take it back.
 var registerOther = sync.OnceValue(func() error {
-	return backend.RegisterAllReduce(backend.AllReduceWork{
+	return allreduce.Register(allreduce.Work{
 		Name: "other", Device: tensor.CUDA, Layout: tensor.Strided, Priority: 5,
-		Can: func(*backend.AllReduceCall) error { return errUnusable },
-		New: func(c *backend.AllReduceCall) (backend.AllReduceRunner, error) { return other{c}, nil },
+		Can: func(*allreduce.Call) error { return errUnusable },
+		New: func(c *allreduce.Call) (allreduce.Runner, error) { return other{c}, nil },
 	})
 })
 

@@ -20,6 +20,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/allreduce"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -687,7 +688,7 @@ var preferred struct {
 	runs   atomic.Int64
 }
 
-type preferredRun struct{ c *backend.AllReduceCall }
+type preferredRun struct{ c *allreduce.Call }
 
 func (p preferredRun) Run(ctx context.Context) error {
 	preferred.runs.Add(1)
@@ -696,15 +697,15 @@ func (p preferredRun) Run(ctx context.Context) error {
 
 // registerPreferred makes the work known; a registry has no way to take it back.
 var registerPreferred = sync.OnceValue(func() error {
-	return backend.RegisterAllReduce(backend.AllReduceWork{
+	return allreduce.Register(allreduce.Work{
 		Name: "preferred", Device: tensor.CUDA, Layout: tensor.Strided, Priority: 150,
-		Can: func(*backend.AllReduceCall) error {
+		Can: func(*allreduce.Call) error {
 			if !preferred.usable.Load() {
 				return errors.New("the test has ended")
 			}
 			return nil
 		},
-		New: func(c *backend.AllReduceCall) (backend.AllReduceRunner, error) { return preferredRun{c}, nil },
+		New: func(c *allreduce.Call) (allreduce.Runner, error) { return preferredRun{c}, nil },
 	})
 })
 

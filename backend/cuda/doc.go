@@ -107,8 +107,8 @@
 // the same table, and so choose alike. Explain tells the ways by size, and why. "c10d bench -device
 // cuda -tune" measures a table.
 //
-// An all-reduce is done by a work: DirectWork, HostWork, or one that the program has
-// registered with backend.RegisterAllReduce. The work of the highest priority that can do
+// An all-reduce is done by a work: DirectWork, HostWork, or one that is
+// registered in internal/allreduce. The work of the highest priority that can do
 // the call does it. But DirectWork leaves a size to another work if the table has a faster way
 // through the host. Options.AllReduce forces a work. Sparse tensors have works of their own: SparseWork, and those
 // that are registered for them.

@@ -22,6 +22,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/allreduce"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -347,7 +348,7 @@ func TestAllReduceWays(t *testing.T) {
 			require.Contains(t, known, name)
 		}
 	}
-	require.Empty(t, backend.AllReduceWorks(tensor.CUDA, tensor.SparseCOO))
+	require.Empty(t, allreduce.Works(tensor.CUDA, tensor.SparseCOO))
 }
 
 // TestGPUWorks does all-reduces in every way.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/allreduce"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -15,9 +16,9 @@ const ownPriority = 0
 
 // reduceCall is the state of an all-reduce, kept within its operation.
 type reduceCall struct {
-	backend.AllReduceCall
+	allreduce.Call
 	host   host
-	runner backend.AllReduceRunner // nil for dense
+	runner allreduce.Runner // nil for dense
 	dense  denseWork
 }
 
@@ -27,11 +28,11 @@ func (q *operation) chooseAllReduce() error {
 	c, t := &q.reduce, q.reduce.Tensors[0]
 	own := t.Device().Type == tensor.CPU
 	var cannot []string
-	for _, w := range backend.AllReduceWorks(t.Device().Type, t.Layout()) {
+	for _, w := range allreduce.Works(t.Device().Type, t.Layout()) {
 		if own && w.Priority <= ownPriority {
 			break
 		}
-		err := w.Can(&c.AllReduceCall)
+		err := w.Can(&c.Call)
 		if err == nil {
 			return q.registered(w)
 		}
@@ -51,8 +52,8 @@ func (q *operation) chooseAllReduce() error {
 }
 
 // registered makes a registered work ready.
-func (q *operation) registered(w backend.AllReduceWork) (err error) {
-	if q.reduce.runner, err = w.New(&q.reduce.AllReduceCall); err != nil {
+func (q *operation) registered(w allreduce.Work) (err error) {
+	if q.reduce.runner, err = w.New(&q.reduce.Call); err != nil {
 		return err
 	}
 	if s, ok := q.reduce.runner.(interface{ Synchronize(work.Stream) error }); ok {
@@ -69,7 +70,7 @@ func runAllReduce(e *engine) error {
 	return call.runner.Run(e.ctx)
 }
 
-// host is the backend's backend.Collectives: its collectives on host memory, under the tag of the one
+// host is the backend's allreduce.Collectives: its collectives on host memory, under the tag of the one
 // operation.
 type host struct {
 	*session

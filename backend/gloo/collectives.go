@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/allreduce"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -82,7 +83,7 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 	ts = append(q.room[:0], ts...)
 	call := &q.reduce
 	call.host = host{session: b.session, op: q}
-	call.AllReduceCall = backend.AllReduceCall{Tensors: ts, Op: o.Op, Collectives: &call.host}
+	call.Call = allreduce.Call{Tensors: ts, Op: o.Op, Collectives: &call.host}
 	if err := q.chooseAllReduce(); err != nil {
 		return nil, bad(op, "%v", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/allreduce"
 	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/tensor"
@@ -49,8 +50,8 @@ func SetCloseWithin(d time.Duration) (restore func()) {
 	return func() { closeWithin = before }
 }
 
-// AllToAll is a collective that backend.Collectives does not have.
-func AllToAll(h backend.Collectives, out, in []byte, recv, send []int64) error {
+// AllToAll is a collective that allreduce.Collectives does not have.
+func AllToAll(h allreduce.Collectives, out, in []byte, recv, send []int64) error {
 	return h.(*host).route.allToAll(h.(*host).engine, out, in, recv, send)
 }
 

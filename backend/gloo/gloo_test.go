@@ -19,6 +19,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/allreduce"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/tensor"
@@ -232,15 +233,15 @@ var errBroken = errors.New("no memory")
 var breaks = backend.CustomOf("breaks", func(a, b float32) float32 { return a })
 
 func init() {
-	err := backend.RegisterAllReduce(backend.AllReduceWork{
+	err := allreduce.Register(allreduce.Work{
 		Name: "broken", Device: tensor.CPU, Layout: tensor.Strided, Priority: 1,
-		Can: func(c *backend.AllReduceCall) error {
+		Can: func(c *allreduce.Call) error {
 			if c.Op != breaks {
 				return errors.New("for a test")
 			}
 			return nil
 		},
-		New: func(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
+		New: func(c *allreduce.Call) (allreduce.Runner, error) {
 			return runner(func(ctx context.Context) error {
 				if c.Collectives.Rank() == 1 {
 					return errBroken

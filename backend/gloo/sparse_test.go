@@ -18,6 +18,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/allreduce"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -435,18 +436,18 @@ var lies = backend.CustomOf("lies", func(a, b float32) float32 { return a })
 var lie sync.Map
 
 func init() {
-	err := backend.RegisterAllReduce(backend.AllReduceWork{
+	err := allreduce.Register(allreduce.Work{
 		Name: "lying", Device: tensor.CPU, Layout: tensor.SparseCOO, Priority: 1,
-		Can: func(c *backend.AllReduceCall) error {
+		Can: func(c *allreduce.Call) error {
 			if c.Op != lies {
 				return errors.New("for a test")
 			}
 			return nil
 		},
-		New: func(c *backend.AllReduceCall) (backend.AllReduceRunner, error) {
+		New: func(c *allreduce.Call) (allreduce.Runner, error) {
 			return runner(func(ctx context.Context) error {
 				tell, _ := lie.Load(c.Tensors[0])
-				tell.(func(h backend.Collectives))(c.Collectives)
+				tell.(func(h allreduce.Collectives))(c.Collectives)
 				<-ctx.Done() // until the other has had enough
 				return ctx.Err()
 			}), nil
@@ -463,37 +464,37 @@ func init() {
 func TestHostileSparseNative(t *testing.T) {
 	onLinux(t)
 	ctx := context.Background()
-	says := func(h backend.Collectives, b []byte) { h.AllGatherBytes(ctx, make([]byte, 2*len(b)), b) }
+	says := func(h allreduce.Collectives, b []byte) { h.AllGatherBytes(ctx, make([]byte, 2*len(b)), b) }
 	shape := []int{1000}
-	honest := func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, 2, 20, 700)) }
-	counts := func(h backend.Collectives) { honest(h); says(h, gloo.Numbers(1, 1)) }
-	keys := func(h backend.Collectives, k ...byte) {
+	honest := func(h allreduce.Collectives) { says(h, gloo.SparseMeta(shape, 2, 20, 700)) }
+	counts := func(h allreduce.Collectives) { honest(h); says(h, gloo.Numbers(1, 1)) }
+	keys := func(h allreduce.Collectives, k ...byte) {
 		counts(h)
 		gloo.AllToAll(h, make([]byte, 4), k, []int64{2, 2}, []int64{2, 2})
 	}
 	for _, tc := range []struct {
 		name string
 		form gloo.Sparse
-		tell func(h backend.Collectives)
+		tell func(h allreduce.Collectives)
 		want string
 	}{
-		{"fewer than none", "", func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, -1)) }, "rank 1 announces -1 entries, of at most 1000"},
-		{"more than there are", "", func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, 1001)) }, "rank 1 announces 1001 entries, of at most 1000"},
-		{"enormous", "", func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, math.MaxInt64)) }, "of at most 1000"},
-		{"samples that descend", "", func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, 2, 700, 20)) }, "rank 1 announces coordinates [700 20], of 1000"},
-		{"samples outside", "", func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, 2, 20, 1000)) }, "rank 1 announces coordinates [20 1000], of 1000"},
-		{"negative samples", "", func(h backend.Collectives) { says(h, gloo.SparseMeta(shape, 2, -20, 1)) }, "rank 1 announces coordinates [-20 1], of 1000"},
-		{"negative count", "owners", func(h backend.Collectives) { honest(h); says(h, gloo.Numbers(-1, 3)) }, "rank 1 announces -1 of its 2 entries"},
-		{"other counts", "owners", func(h backend.Collectives) { honest(h); says(h, gloo.Numbers(1, 0)) }, "rank 1 announces 2 entries, then 1"},
-		{"a key outside its range", "owners", func(h backend.Collectives) { keys(h, 0x58, 2, 100, 0) }, "entries of rank 1: key 0 is 600, outside a range of 600"},
-		{"a sum that is too long", "owners", func(h backend.Collectives) { keys(h, 20, 0, 100, 0); says(h, gloo.Numbers(3)) }, "rank 1 announces a sum of 3 entries, of 1 to 2"},
-		{"a sum that is too short", "owners", func(h backend.Collectives) { keys(h, 20, 0, 100, 0); says(h, gloo.Numbers(0)) }, "rank 1 announces a sum of 0 entries, of 1 to 2"},
-		{"a sum twice the same", "dense", func(h backend.Collectives) {
+		{"fewer than none", "", func(h allreduce.Collectives) { says(h, gloo.SparseMeta(shape, -1)) }, "rank 1 announces -1 entries, of at most 1000"},
+		{"more than there are", "", func(h allreduce.Collectives) { says(h, gloo.SparseMeta(shape, 1001)) }, "rank 1 announces 1001 entries, of at most 1000"},
+		{"enormous", "", func(h allreduce.Collectives) { says(h, gloo.SparseMeta(shape, math.MaxInt64)) }, "of at most 1000"},
+		{"samples that descend", "", func(h allreduce.Collectives) { says(h, gloo.SparseMeta(shape, 2, 700, 20)) }, "rank 1 announces coordinates [700 20], of 1000"},
+		{"samples outside", "", func(h allreduce.Collectives) { says(h, gloo.SparseMeta(shape, 2, 20, 1000)) }, "rank 1 announces coordinates [20 1000], of 1000"},
+		{"negative samples", "", func(h allreduce.Collectives) { says(h, gloo.SparseMeta(shape, 2, -20, 1)) }, "rank 1 announces coordinates [-20 1], of 1000"},
+		{"negative count", "owners", func(h allreduce.Collectives) { honest(h); says(h, gloo.Numbers(-1, 3)) }, "rank 1 announces -1 of its 2 entries"},
+		{"other counts", "owners", func(h allreduce.Collectives) { honest(h); says(h, gloo.Numbers(1, 0)) }, "rank 1 announces 2 entries, then 1"},
+		{"a key outside its range", "owners", func(h allreduce.Collectives) { keys(h, 0x58, 2, 100, 0) }, "entries of rank 1: key 0 is 600, outside a range of 600"},
+		{"a sum that is too long", "owners", func(h allreduce.Collectives) { keys(h, 20, 0, 100, 0); says(h, gloo.Numbers(3)) }, "rank 1 announces a sum of 3 entries, of 1 to 2"},
+		{"a sum that is too short", "owners", func(h allreduce.Collectives) { keys(h, 20, 0, 100, 0); says(h, gloo.Numbers(0)) }, "rank 1 announces a sum of 0 entries, of 1 to 2"},
+		{"a sum twice the same", "dense", func(h allreduce.Collectives) {
 			keys(h, 20, 0, 100, 0)
 			says(h, gloo.Numbers(2))
 			h.AllGatherVBytes(ctx, make([]byte, 8), []byte{0, 0, 0, 0}, []int64{4, 4})
 		}, "sum of rank 1: key 1 does not come after"},
-		{"gathered keys that descend", "gather", func(h backend.Collectives) {
+		{"gathered keys that descend", "gather", func(h allreduce.Collectives) {
 			honest(h)
 			block := make([]byte, 16)
 			block[8], block[10] = 200, 20
@@ -567,7 +568,7 @@ func TestHostileSparseTakesNoMemory(t *testing.T) {
 				x, op := mk(), backend.Sum()
 				if rank == 1 {
 					op = lies
-					lie.Store(x, func(h backend.Collectives) {
+					lie.Store(x, func(h allreduce.Collectives) {
 						all := make([]int64, 32)
 						for i := range all {
 							all[i] = int64(i) << 35 // so that rank 0 owns the first half

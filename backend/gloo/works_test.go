@@ -11,6 +11,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/allreduce"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -29,10 +30,10 @@ var registrations atomic.Int32
 // the CPU only a work of a higher priority than gloo's own comes first.
 func TestRegisteredWorks(t *testing.T) {
 	var taken atomic.Value // the name of the work that was made last
-	register := func(name string, d tensor.DeviceType, priority int, can func(c *backend.AllReduceCall) error) {
-		require.NoError(t, backend.RegisterAllReduce(backend.AllReduceWork{
+	register := func(name string, d tensor.DeviceType, priority int, can func(c *allreduce.Call) error) {
+		require.NoError(t, allreduce.Register(allreduce.Work{
 			Name: name, Device: d, Priority: priority, Can: can,
-			New: func(*backend.AllReduceCall) (backend.AllReduceRunner, error) {
+			New: func(*allreduce.Call) (allreduce.Runner, error) {
 				taken.Store(name)
 				return runner(func(context.Context) error { return nil }), nil
 			},
@@ -48,7 +49,7 @@ func TestRegisteredWorks(t *testing.T) {
 		}
 		require.ErrorContains(t, reduce(x, backend.Sum()), fmt.Sprintf("unsupported layout strided on device type device(%d)", 60+n))
 		cannot := errors.New("no peer access")
-		register("direct", device, 2, func(*backend.AllReduceCall) error { return cannot })
+		register("direct", device, 2, func(*allreduce.Call) error { return cannot })
 		require.ErrorContains(t, reduce(x, backend.Sum()), "direct: no peer access")
 		register("staged", device, -5, nil)
 		require.NoError(t, reduce(x, backend.Sum()))
@@ -58,7 +59,7 @@ func TestRegisteredWorks(t *testing.T) {
 		require.Equal(t, "direct", taken.Load())
 
 		mine := backend.CustomOf("mine", func(a, b float32) float32 { return a })
-		isMine := func(c *backend.AllReduceCall) error {
+		isMine := func(c *allreduce.Call) error {
 			if c.Op != mine {
 				return errors.New("for a test")
 			}
@@ -81,15 +82,15 @@ func TestCanMayRegister(t *testing.T) {
 	x, err := tensor.OnDevice(tensor.Float32, foreign{device}, 2)
 	require.NoError(t, err)
 	more := 0
-	require.NoError(t, backend.RegisterAllReduce(backend.AllReduceWork{
+	require.NoError(t, allreduce.Register(allreduce.Work{
 		Name: "registers", Device: device, Priority: 1,
-		Can: func(c *backend.AllReduceCall) error {
+		Can: func(c *allreduce.Call) error {
 			more--
-			w := backend.AllReduceWork{Name: fmt.Sprint("more ", -more), Device: device, Priority: more}
-			w.New = func(*backend.AllReduceCall) (backend.AllReduceRunner, error) { return nil, errors.New("made by Can") }
-			return errors.Join(errors.New("registers another"), backend.RegisterAllReduce(w))
+			w := allreduce.Work{Name: fmt.Sprint("more ", -more), Device: device, Priority: more}
+			w.New = func(*allreduce.Call) (allreduce.Runner, error) { return nil, errors.New("made by Can") }
+			return errors.Join(errors.New("registers another"), allreduce.Register(w))
 		},
-		New: func(*backend.AllReduceCall) (backend.AllReduceRunner, error) { return nil, errors.New("cannot be") },
+		New: func(*allreduce.Call) (allreduce.Runner, error) { return nil, errors.New("cannot be") },
 	}))
 	ranks(t, mem.NewFabric(), 1, 1, 0, func(t *testing.T, b *gloo.Backend) {
 		for _, want := range []string{"registers another", "made by Can"} {

@@ -65,6 +65,8 @@ var layers = []layer{
 
 	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
 
+	{"internal/allreduce", []string{"tensor", "backend"}},
+
 	{"trace", []string{"tensor", "work", "backend", "internal/ownfile"}},
 	{"internal/rankpage", []string{"trace", "internal/credentials"}},
 	{"trace/debug", []string{"work", "backend", "trace", "internal/credentials", "internal/ownfile", "internal/rankpage", "internal/strangers"}},
@@ -89,7 +91,7 @@ var layers = []layer{
 	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
-		"internal/begun", "internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/lag", "internal/recheck", "internal/ring", "internal/waiting",
+		"internal/allreduce", "internal/begun", "internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/lag", "internal/recheck", "internal/ring", "internal/waiting",
 		"internal/transport", "internal/transport/mem", "internal/transport/shm", "internal/transport/tcp", "internal/rendezvous",
 		"backend/gloo/internal/runs",
 	}},
@@ -135,7 +137,7 @@ var layers = []layer{
 		"tensor", "work", "store", "backend", "backend/gloo", "internal/cluster", "internal/plan", "backend/cuda/internal/clusterway",
 		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "backend/cuda/internal/window", "backend/cuda/internal/direct", "backend/cuda/internal/pool", "backend/cuda/internal/region", "backend/cuda/internal/place",
 		"backend/cuda/internal/board", "backend/cuda/internal/hostshm", "backend/cuda/internal/group", "backend/cuda/internal/directway",
-		"internal/plan", "internal/choice", "internal/ways",
+		"internal/allreduce", "internal/plan", "internal/choice", "internal/ways",
 	}},
 	{"backend/cuda/gorgonia", []string{"tensor", "backend/cuda/driver", "backend/cuda/internal/libcuda"}},
 	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},

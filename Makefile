@@ -73,7 +73,7 @@ arm64: ## test the kernels for arm64 under Debian's qemu-user-static
 
 # Numbers that do not fit an int of 32 bits. An amd64 system runs the tests itself. Left out are tests of times,
 # of processes and of PyTorch, which have no such numbers and take minutes.
-SLOW386 = Torch|OnEveryWire|^TestLevels$$|Fault|AreNamed|BrokenLink|WithoutARank|Wills|LosesKeys|Deaths|TenJobs|Schedules|Mpiruns|TakeTheirKeys
+SLOW386 = Torch|OnEveryWire|^TestLevels$$|Fault|AreNamed|BrokenLink|WithoutARank|LosesKeys|Deaths|TenJobs|Schedules|Mpiruns|TakeTheirKeys
 
 386: ## short tests of the packages that users call, as a program of 32 bits
 	GOARCH=386 CGO_ENABLED=0 $(GO) test -count 1 -timeout $(TIMEOUT) -short -skip '$(SLOW386)' \

@@ -24,7 +24,6 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/store"
-	"github.com/c10d-go/c10d/store/redis"
 	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/work"
 )
@@ -108,13 +107,13 @@ func culpritOf(err error) int {
 
 // death is one case of TestDeathsWhileMeeting.
 type death struct {
-	wire, store string
-	size        int
-	victim      int
-	late        int           // this rank starts lateBy after the others, -1 for none
-	lateBy      time.Duration // may be more than after: then it never starts
-	after       time.Duration // since the victim came to the store
-	stop        bool          // SIGSTOP instead of SIGKILL
+	wire   string
+	size   int
+	victim int
+	late   int           // this rank starts lateBy after the others, -1 for none
+	lateBy time.Duration // may be more than after: then it never starts
+	after  time.Duration // since the victim came to the store
+	stop   bool          // SIGSTOP instead of SIGKILL
 }
 
 func (d death) String() string {
@@ -122,14 +121,13 @@ func (d death) String() string {
 	if d.stop {
 		how = "stopped"
 	}
-	return fmt.Sprintf("wire %s, %s store, rank %d of %d %s %v after it came; rank %d comes %v later", d.wire, d.store, d.victim, d.size, how, d.after, d.late, d.lateBy)
+	return fmt.Sprintf("wire %s, rank %d of %d %s %v after it came; rank %d comes %v later", d.wire, d.victim, d.size, how, d.after, d.late, d.lateBy)
 }
 
 func randomDeath(r *rand.Rand) death {
 	d := death{
-		wire:  []string{"native", "tcp", "gloo"}[r.IntN(3)],
-		store: []string{"tcp", "redis"}[r.IntN(2)],
-		size:  3 + r.IntN(3), late: -1,
+		wire: []string{"native", "tcp", "gloo"}[r.IntN(3)],
+		size: 3 + r.IntN(3), late: -1,
 		stop: r.IntN(8) == 0,
 	}
 	d.victim = r.IntN(d.size)
@@ -137,7 +135,7 @@ func randomDeath(r *rand.Rand) death {
 	if r.IntN(2) == 0 && !d.stop {
 		d.after = time.Duration(r.IntN(500)) * time.Millisecond
 		d.lateBy = time.Duration(r.IntN(800)) * time.Millisecond
-		for d.late = r.IntN(d.size); d.late == d.victim || d.late == 0 && d.store == "tcp"; {
+		for d.late = r.IntN(d.size); d.late == d.victim || d.late == 0; {
 			d.late = r.IntN(d.size)
 		}
 	}
@@ -154,18 +152,13 @@ func TestDeathsWhileMeeting(t *testing.T) {
 	}
 	t.Logf("-deaths.seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
-	redisAddr := startRedis(t)
 	var slowest time.Duration
 	inMeeting := 0
 	for i := range *deaths {
 		d := randomDeath(r)
 		t.Run(strconv.Itoa(i), func(t *testing.T) {
 			t.Log(d)
-			url := "tcp://" + freeport.Loopback(t)
-			if d.store == "redis" {
-				url = fmt.Sprintf("redis://%s/0?prefix=deaths-%d", redisAddr, i)
-			}
-			took, made := d.run(t, url)
+			took, made := d.run(t, "tcp://"+freeport.Loopback(t))
 			if !d.stop {
 				slowest = max(slowest, took)
 			}
@@ -301,12 +294,7 @@ func names(text string, rank int) bool {
 
 // observe opens the ranks' store without being a rank.
 func observe(ctx context.Context, t *testing.T, url string) store.Store {
-	if addr, ok := strings.CutPrefix(url, "tcp://"); ok {
-		s, err := tcp.New(ctx, addr, tcp.Options{})
-		require.NoError(t, err)
-		return s
-	}
-	s, err := redis.New(ctx, url, redis.Options{})
+	s, err := tcp.New(ctx, strings.TrimPrefix(url, "tcp://"), tcp.Options{})
 	require.NoError(t, err)
 	return s
 }

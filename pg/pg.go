@@ -57,11 +57,10 @@ type Options struct {
 	Detail bool
 
 	// Elastic prepares the default group for Reconfigure and Join when it is made. Join then finds
-	// the group at once. This library's TCP store and Redis (store.Willer) then report which ranks
-	// have died. Reconfigure works without Elastic, but waits for a rank that has died at the same
+	// the group at once. This library's TCP store (store.Willer) then reports which ranks
+	// have died. Without Elastic, or with another store, Reconfigure waits for a rank that has died at the same
 	// moment as another one until ReconfigureOptions.Patience is over. Elastic costs two calls of
-	// the store for each rank, and one in Close. With Redis it also costs a few requests a second.
-	// Groups with PyTorch ranks do not use it.
+	// the store for each rank, and one in Close. Groups with PyTorch ranks do not use it.
 	Elastic bool
 
 	// Recorder records the operations of all groups, and tells its observers of them. Nil means one

@@ -56,8 +56,6 @@ func TestCluster(t *testing.T) {
 		}
 		require.NoError(t, all[0].Set(t.Context(), "k", []byte("v")))
 		require.NoError(t, all[1].QueuePush(t.Context(), "q", []byte("e")))
-		require.NoError(t, store.SetWill(t.Context(), all[2], "w", nil, []byte("1")))
-		require.NoError(t, store.DropWill(t.Context(), all[2], "w"))
 		clone, err := all[1].Clone(t.Context())
 		require.NoError(t, err)
 		t.Cleanup(func() { clone.Close() })

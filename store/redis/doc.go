@@ -48,19 +48,12 @@
 // has evicted keys, was started again, or was replaced by a replica. Package pg asks it when the ranks
 // of a group change. For groups that change, set maxmemory-policy noeviction.
 //
-// # Wills
+// # Deaths
 //
-// A store with a will (SetWill) holds one more connection, which listens to a channel. The stores
-// with wills ask the server every 150 ms whether the next three of them still listen. About half a
-// second after a process has died, one of the others carries out its wills. It takes longer:
-//
-//   - if connecting took the dead store more than 150 ms: 300 ms more for each 150 ms
-//   - for 10 seconds after the server was away: stores come back at different times
-//   - if the host of the process has lost its power or its network: until the server ends the connection. That
-//     is 5 to 10 minutes with Redis' defaults. Set tcp-keepalive to 10 seconds or so
-//
-// In three cases nobody carries out a will. No other store had a will. All others came after the death. Or all that
-// looked at the store have died, too. Without the permissions for SUBSCRIBE and PUBSUB there are no wills.
+// The store does not notice that a client's process has ended: it is no store.Willer. Package pg finds dead ranks
+// without it, later than with the TCP store. A rank that dies before all ranks are connected is named when
+// another rank's connection with it ends, or else at the timeout. Reconfigure waits 0.5 s for a rank that the failed
+// operation blamed, and a minute for any other rank that died, such as the second of two that died together.
 //
 // # Requirements
 //

@@ -102,8 +102,6 @@ type Store struct {
 	timeout atomic.Int64
 	local   atomic.Pointer[netip.Addr] // see LocalAddr
 
-	mourner mourner
-
 	incarnation atomic.Pointer[string]   // of what the prefix holds; nil until joined
 	server      atomic.Pointer[identity] // as it was then; nil if it does not say
 
@@ -355,7 +353,6 @@ func (s *Store) Close() error {
 	if first {
 		s.awaitPops()
 		err = s.client.Close()
-		s.mourner.close()
 	}
 	s.calls.Wait()
 	return err
@@ -616,23 +613,19 @@ func (s *Store) addText(ctx context.Context, key string, delta int64) (int64, er
 	}
 }
 
-// setIf is a CompareSet for scripts. It returns whether it set the key, and the key's value.
-const setIf = `
-local function setIf(key, expected, desired, expiry)
-	local held = redis.call('GET', key)
-	if held ~= expected and (held or expected ~= '') then
-		return {0, held or expected}
-	end
-	if expiry == '0' then
-		redis.call('SET', key, desired)
-	else
-		redis.call('SET', key, desired, 'PX', expiry)
-	end
-	return {1, desired}
+// compareSet returns whether it set the key, and the key's value. ARGV are the expected and the desired value, and the
+// expiry.
+var compareSet = redis.NewScript(`
+local held = redis.call('GET', KEYS[1])
+if held ~= ARGV[1] and (held or ARGV[1] ~= '') then
+	return {0, held or ARGV[1]}
 end
-`
-
-var compareSet = redis.NewScript(setIf + `return setIf(KEYS[1], ARGV[1], ARGV[2], ARGV[3])`)
+if ARGV[3] == '0' then
+	redis.call('SET', KEYS[1], ARGV[2])
+else
+	redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+end
+return {1, ARGV[2]}`)
 
 func (s *Store) compareSet(ctx context.Context, key string, expected, desired []byte) (set bool, after []byte, err error) {
 	answer, err := compareSet.Run(ctx, s.client, []string{s.key(key)}, expected, desired, s.expiry.Milliseconds()).Slice()

@@ -145,19 +145,22 @@ func TestConformance(t *testing.T) {
 		return connect(t, "redis://"+srv.addr, Options{Prefix: freshPrefix()})
 	}
 	t.Run("clones", func(t *testing.T) {
-		storetest.Run(t, storetest.Config{New: fresh})
+		storetest.Run(t, storetest.Config{New: fresh, No: []storetest.Feature{storetest.Wills}})
 	})
 	t.Run("one store", func(t *testing.T) {
 		storetest.Run(t, storetest.Config{
 			New:  fresh,
 			Peer: func(_ *testing.T, s store.Store) store.Store { return unclosed{s} },
-			No:   []storetest.Feature{storetest.Wills}, // unclosed hides them
+			No:   []storetest.Feature{storetest.Wills},
 		})
 	})
 	t.Run("for ever, under a prefix store, RESP3", func(t *testing.T) {
-		storetest.Run(t, storetest.Config{New: func(t *testing.T) store.Store {
-			return store.Prefix("a/b", connect(t, "redis://"+srv.addr+"?protocol=3", Options{Prefix: freshPrefix(), Expiry: -1}))
-		}})
+		storetest.Run(t, storetest.Config{
+			New: func(t *testing.T) store.Store {
+				return store.Prefix("a/b", connect(t, "redis://"+srv.addr+"?protocol=3", Options{Prefix: freshPrefix(), Expiry: -1}))
+			},
+			No: []storetest.Feature{storetest.Wills},
+		})
 	})
 }
 
@@ -165,64 +168,6 @@ func TestConformance(t *testing.T) {
 type unclosed struct{ store.Store }
 
 func (unclosed) Close() error { return nil }
-
-// TestWillsOfNeighbours: a store that another one has come after is missed, whatever happens next.
-func TestWillsOfNeighbours(t *testing.T) {
-	srv := plainServer(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	open := func(t *testing.T, prefix string) *Store {
-		s := connect(t, "redis://"+srv.addr, Options{Prefix: prefix})
-		require.NoError(t, s.SetWill(t.Context(), "unused", nil, nil))
-		return s
-	}
-	t.Run("gone at once", func(t *testing.T) {
-		for range 5 {
-			prefix := freshPrefix()
-			first := open(t, prefix)
-			require.NoError(t, first.SetWill(t.Context(), "gone", nil, []byte("first")))
-			second := open(t, prefix)
-			require.NoError(t, first.Close())
-			require.NoError(t, second.Wait(ctx, "gone"))
-			require.NoError(t, second.Close())
-		}
-	})
-	t.Run("gone while others come", func(t *testing.T) {
-		prefix := freshPrefix()
-		first := open(t, prefix)
-		require.NoError(t, first.SetWill(t.Context(), "gone", nil, []byte("first")))
-		var others []*Store
-		for range neighbours {
-			others = append(others, open(t, prefix))
-		}
-		require.NoError(t, first.Close())
-		for range neighbours { // the first is no neighbour of others now
-			open(t, prefix)
-		}
-		require.NoError(t, others[0].Wait(ctx, "gone"))
-	})
-}
-
-// TestWillsNotPermitted: a user may lack the permission for what wills need.
-func TestWillsNotPermitted(t *testing.T) {
-	srv := plainServer(t)
-	admin := connect(t, "redis://"+srv.addr, Options{})
-	for _, command := range []string{"subscribe", "pubsub"} {
-		require.NoError(t, admin.client.Do(t.Context(), "ACL", "SETUSER", "no-"+command, "on", ">pass", "~*", "&*", "+@all", "-"+command).Err())
-		s := connect(t, "redis://no-"+command+":pass@"+srv.addr, Options{Prefix: freshPrefix()})
-		require.ErrorIs(t, s.SetWill(t.Context(), "k", nil, []byte("v")), errors.ErrUnsupported, command)
-		require.NoError(t, s.Set(t.Context(), "k", nil))
-	}
-}
-
-// TestWillsUnknown: a server may lack a command that wills need.
-func TestWillsUnknown(t *testing.T) {
-	for _, command := range []string{"SUBSCRIBE", "PUBSUB"} {
-		srv := startServer(t, "--port", "PORT", "--rename-command", command, "")
-		s := connect(t, "redis://"+srv.addr, Options{})
-		require.ErrorIs(t, s.SetWill(t.Context(), "k", nil, []byte("v")), errors.ErrUnsupported, command)
-	}
-}
 
 func TestLocalAddr(t *testing.T) {
 	srv := startServer(t, "--port", "PORT")

@@ -10,7 +10,8 @@ import (
 // Prefix returns a view of inner in which every key k stands for
 // prefix + "/" + k, c10d's PrefixStore. The prefix is used as it is: one that
 // ends in a slash gives two of them, as in c10d. Prefixes nest from the
-// outside in: key k of Prefix("b", Prefix("a", s)) is "a/b/k" in s.
+// outside in: key k of Prefix("b", Prefix("a", s)) is "a/b/k" in s. It is Prefix("a/b", s): closing the view
+// "a" does not close it.
 //
 // NumKeys counts all keys of inner, as in c10d. ListKeys returns only the keys
 // under the prefix; unlike c10d's it does not mistake "ab/x" for a key under
@@ -26,8 +27,12 @@ func Prefix(prefix string, inner Store) Store {
 
 func newPrefix(prefix string, inner Store, owned bool) Store {
 	p := &prefixed{inner: inner, prefix: prefix + "/", owned: owned}
+	if v, ok := inner.(interface{ view() *prefixed }); ok && !owned {
+		outer := v.view()
+		p.inner, p.prefix, p.above, p.note = outer.inner, outer.prefix+p.prefix, len(outer.prefix), outer.note
+	}
 	p.life, p.end = context.WithCancel(context.Background())
-	if c, ok := inner.(Cloner); ok {
+	if c, ok := p.inner.(Cloner); ok {
 		return &clonablePrefixed{p, c}
 	}
 	return p
@@ -36,6 +41,7 @@ func newPrefix(prefix string, inner Store, owned bool) Store {
 type prefixed struct {
 	inner  Store
 	prefix string // with the slash
+	above  int    // how much of prefix is that of the view which this one was made of
 	owned  bool   // Close closes inner
 	note   func(key string)
 	life   context.Context
@@ -55,14 +61,24 @@ func (p *clonablePrefixed) Clone(ctx context.Context) (Store, error) {
 			return nil, err
 		}
 		clone := newPrefix(strings.TrimSuffix(p.prefix, "/"), inner, true)
-		clone.(interface{ Note(func(key string)) }).Note(p.note) // inner itself may have no Clone
+		clone.(interface{ view() *prefixed }).view().note = p.note // inner itself may have no Clone
 		return clone, nil
 	})
 }
 
-// Note makes the view and its later clones call f with each key that is about to be written, as
-// inner knows it. Package pg uses it. Nil means none. No call may be under way.
-func (p *prefixed) Note(f func(key string)) { p.note = f }
+func (p *prefixed) view() *prefixed { return p }
+
+// Note makes the view, its later clones and later views of it call f with each key that is about to be written, as
+// the store knows it that the view was made of. Package pg uses it. No call may be under way.
+func (p *prefixed) Note(f func(key string)) {
+	outer := p.note
+	p.note = func(key string) {
+		f(key[p.above:])
+		if outer != nil {
+			outer(key)
+		}
+	}
+}
 
 // writes returns the keys as inner knows them, of a call that writes them.
 func (p *prefixed) writes(keys ...string) []string {

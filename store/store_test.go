@@ -74,6 +74,24 @@ func TestPrefixNames(t *testing.T) {
 	require.NoError(t, inner.Set(ctx, "k", nil), "closing a view closes nothing else")
 }
 
+// TestPrefixOfPrefix: a view of a view costs what one view does, and both hear of the keys that are written.
+func TestPrefixOfPrefix(t *testing.T) {
+	inner := store.NewHash()
+	heard := map[string]string{}
+	view := func(prefix string, st store.Store) store.Store {
+		s := store.Prefix(prefix, st)
+		s.(interface{ Note(func(key string)) }).Note(func(key string) { heard[prefix] = key })
+		return s
+	}
+	c := store.Prefix("c", view("b", view("a", inner)))
+	require.NoError(t, c.Set(t.Context(), "k", []byte("v")))
+	require.Equal(t, map[string]string{"a": "a/b/c/k", "b": "b/c/k"}, heard)
+	allocs := func(s store.Store) float64 {
+		return testing.AllocsPerRun(100, func() { _, _ = s.Check(t.Context(), "k") })
+	}
+	require.InDelta(t, allocs(store.Prefix("a", inner)), allocs(c), 0.5)
+}
+
 type withDialect struct{ store.Store }
 
 func (withDialect) Dialect() store.Dialect { return store.DialectV1 }

@@ -56,9 +56,7 @@ func TestSimulateTable(t *testing.T) {
 	for _, op := range plan.Ops() {
 		require.Contains(t, out, "# "+op.String()+" on a model: latency 10µs")
 		for _, a := range plan.Algorithms(op) {
-			if a.Name != "gloo-ring" {
-				require.Contains(t, out, " "+a.Name+" ", op.String())
-			}
+			require.Contains(t, out, " "+a.Name+" ", op.String())
 		}
 	}
 	require.Contains(t, out, "     6      3 ")

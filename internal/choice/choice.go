@@ -306,8 +306,6 @@ func Candidates(op plan.Op, bytes int64, ranks, hosts int) []Candidate {
 	var all []Candidate
 	for _, a := range plan.Algorithms(op) {
 		switch {
-		case a.Name == "gloo-ring":
-			continue // a table made by hand can have it; the one in the program was made without it
 		case a.Hosts && (hosts < 2 || hosts >= ranks):
 			continue
 		case bytes > wasteful && a.String() == "all_reduce direct":

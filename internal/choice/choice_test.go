@@ -298,7 +298,7 @@ func TestCandidates(t *testing.T) {
 		return fmt.Sprint(Candidates(op, bytes, ranks, hosts))
 	}
 	require.Equal(t, "[binomial halving-gather direct]", names(plan.OpReduce, 1000, 8, 8))
-	require.Equal(t, "[binomial halving-gather direct hierarchical]", names(plan.OpReduce, 1000, 8, 2))
+	require.Equal(t, "[binomial halving-gather direct]", names(plan.OpReduce, 1000, 8, 2))
 	all := names(plan.OpAllReduce, 1<<20, 8, 1)
 	for _, want := range []string{"ring ", "ring:16384 ", "ring:262144 ", "two-step ", "chain:65536 "} {
 		require.Contains(t, all, want)

@@ -306,15 +306,6 @@ var algorithms = []Algorithm{
 		}),
 	},
 	{
-		Op: OpAllReduce, Name: "hierarchical-halving-doubling", Hosts: true,
-		Summary: "reduce-scatter on each host, halving and doubling between hosts, all-gather on each host",
-		plan: some(func(b *builder, c *Call) {
-			b.allReduceHierarchical(c.Rank, c.Layout, c.Bytes, c.Elem, func(b *builder, rank, size int, bytes int64) {
-				b.allReduceHalving(rank, size, bytes, c.Elem)
-			})
-		}),
-	},
-	{
 		Op: OpAllReduce, Name: "hierarchical-recursive-doubling", Hosts: true,
 		Summary: "reduce-scatter on each host, recursive doubling between hosts, all-gather on each host",
 		plan: some(func(b *builder, c *Call) {
@@ -331,13 +322,6 @@ var algorithms = []Algorithm{
 		}),
 	},
 
-	{
-		Op: OpReduce, Name: "gloo-ring",
-		Summary: "ring reduce-scatter as PyTorch's ranks run it, then a gather",
-		plan: some(func(b *builder, c *Call) {
-			b.glooReduce(c.Rank, c.Size, c.Root, c.Bytes, c.Elem, maxSegment)
-		}),
-	},
 	{
 		Op: OpReduce, Name: "binomial",
 		Summary: "up a binomial tree",
@@ -357,13 +341,6 @@ var algorithms = []Algorithm{
 		Summary: "everything to the root",
 		plan: some(func(b *builder, c *Call) {
 			b.reduceInOrder(c.Rank, c.Size, c.Root, c.Bytes)
-		}),
-	},
-	{
-		Op: OpReduce, Name: "hierarchical", Hosts: true,
-		Summary: "to one rank of each host, then up a binomial tree of hosts",
-		plan: some(func(b *builder, c *Call) {
-			b.reduceHierarchical(c.Rank, c.Root, c.Layout, c.Bytes)
 		}),
 	},
 

@@ -258,7 +258,6 @@ var formulas = map[string]func(p, n, s int64) traffic{
 	"all_reduce two-step":           func(p, n, _ int64) traffic { return traffic{2 * p * (p - 1), 2 * (p - 1) * n} },
 	"all_reduce chain":              func(p, n, s int64) traffic { return traffic{2 * (p - 1) * s, 2 * (p - 1) * n} },
 
-	"reduce gloo-ring":      nil, // TestGolden and TestMessages
 	"reduce binomial":       func(p, n, _ int64) traffic { return traffic{p - 1, (p - 1) * n} },
 	"reduce halving-gather": nil, // depends on the root's block: TestHalvingGather
 	"reduce direct":         func(p, n, _ int64) traffic { return traffic{p - 1, (p - 1) * n} },
@@ -426,10 +425,8 @@ func TestHosts(t *testing.T) {
 	l := grid(hosts, each)
 	const whole = block * hosts * each
 	for name, want := range map[string]int64{
-		"all_reduce hierarchical-halving-doubling":   2 * (hosts - 1) * whole,
 		"all_reduce hierarchical-two-step":           2 * (hosts - 1) * whole,
 		"all_reduce hierarchical-recursive-doubling": (4*2 + 2) * whole, // four hosts in two rounds, the fifth folded
-		"reduce hierarchical":                        (hosts - 1) * whole,
 		"reduce_scatter hierarchical":                (hosts - 1) * whole,
 		"all_gather hierarchical":                    (hosts - 1) * whole,
 		"broadcast hierarchical-binomial":            (hosts - 1) * whole,
@@ -561,7 +558,7 @@ func TestCalls(t *testing.T) {
 		return a
 	}
 	require.ErrorContains(t, all(OpAllToAll, "direct").Fits(Call{Size: 2, Counts: []int64{1, 2}}), "plan: all_to_all takes no counts")
-	require.ErrorContains(t, all(OpReduce, "hierarchical").Fits(Call{Size: 2}), "which ranks share a host")
+	require.ErrorContains(t, all(OpAllGather, "hierarchical").Fits(Call{Size: 2}), "which ranks share a host")
 	for name, c := range map[string]Call{
 		"no group":           {},
 		"rank too large":     {Rank: 2, Size: 2},
@@ -575,7 +572,7 @@ func TestCalls(t *testing.T) {
 		t.Run(name, func(t *testing.T) { require.Panics(t, func() { all(OpReduceScatter, "ring").Plan(c) }) })
 	}
 	require.Panics(t, func() { all(OpBroadcast, "chain").Plan(Call{Size: 2, Root: 2}) })
-	require.Panics(t, func() { all(OpReduce, "hierarchical").Plan(Call{Size: 2}) })
+	require.Panics(t, func() { all(OpAllGather, "hierarchical").Plan(Call{Size: 2}) })
 }
 
 // BenchmarkSteps compares plans that are kept with those handed over in batches.

@@ -117,16 +117,6 @@ func (b *builder) broadcastHierarchical(rank, root int, l *Layout, bytes int64, 
 	b.inside(l, rank, func(index, size int) { b.broadcastFlat(index, size, int(l.index[head]), bytes) })
 }
 
-// reduceHierarchical reduces on each host, then between hosts, up a tree.
-func (b *builder) reduceHierarchical(rank, root int, l *Layout, bytes int64) {
-	heads := l.heads(root)
-	head := heads(int(l.host[rank]))
-	b.inside(l, rank, func(index, size int) { b.reduceInOrder(index, size, int(l.index[head]), bytes) })
-	if rank == head {
-		b.between(l, rank, heads, 0, func(host, hosts int) { b.reduceTree(host, hosts, int(l.host[root]), bytes) })
-	}
-}
-
 // allGatherHierarchical gathers the ranks' blocks in Out. First the ranks with the same index on
 // their hosts gather around a ring. Then the ranks of a host exchange their blocks. Each block
 // enters a host once. If hosts differ in their numbers of ranks, blocks go straight to all ranks.

@@ -40,7 +40,7 @@ func TestGolden(t *testing.T) {
 		{"allreduce_recursive_doubling_3x8", 3, named(OpAllReduce, "recursive-doubling", Call{Size: 3, Bytes: 8, Elem: 4})},
 		{"allreduce_two_step_3x28", 3, named(OpAllReduce, "two-step", Call{Size: 3, Bytes: 28, Elem: 4})},
 		{"allreduce_chain_3x40", 3, named(OpAllReduce, "chain", Call{Size: 3, Bytes: 40, Elem: 4, Chunk: 8})},
-		{"allreduce_hierarchical_2x2x16", 4, named(OpAllReduce, "hierarchical-halving-doubling", Call{Size: 4, Bytes: 16, Elem: 4, Layout: grid(2, 2)})},
+		{"allreduce_hierarchical_2x2x16", 4, named(OpAllReduce, "hierarchical-two-step", Call{Size: 4, Bytes: 16, Elem: 4, Layout: grid(2, 2)})},
 		{"reducescatter_ring_3x8", 3, named(OpReduceScatter, "ring", Call{Size: 3, Bytes: 8, Elem: 4, Chunk: 4})},
 		{"reducescatter_halving_3x4", 3, named(OpReduceScatter, "halving", Call{Size: 3, Bytes: 4, Elem: 4})},
 		{"gather_binomial_4x2_to_3", 4, named(OpGather, "binomial", Call{Size: 4, Root: 3, Bytes: 2})},

@@ -61,16 +61,14 @@ func reduceRing(rank, size, root int, bytes, elem, limit int64) *Plan {
 	checkRank(rank, size)
 	checkRoot(root, size)
 	checkElements(bytes, elem)
-	return build(16, func(b *builder) { b.glooReduce(rank, size, root, bytes, elem, limit) })
-}
-
-func (b *builder) glooReduce(rank, size, root int, bytes, elem, limit int64) {
-	if bytes == 0 || size == 1 {
-		return
-	}
-	p := int64(size)
-	segment := roundUp(min(ceilDiv(bytes, 2*p), elem*max(1, limit/elem)), elem)
-	newRing(rank, size, bytes, roundUp(max(ceilDiv(bytes, segment), 2*p), p), segment, glooDepth).reduceTo(b, root)
+	return build(16, func(b *builder) {
+		if bytes == 0 || size == 1 {
+			return
+		}
+		p := int64(size)
+		segment := roundUp(min(ceilDiv(bytes, 2*p), elem*max(1, limit/elem)), elem)
+		newRing(rank, size, bytes, roundUp(max(ceilDiv(bytes, segment), 2*p), p), segment, glooDepth).reduceTo(b, root)
+	})
 }
 
 // ring is a schedule whose messages all go to rank-1 and come from rank+1.

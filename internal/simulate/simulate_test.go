@@ -365,7 +365,7 @@ func TestJobs(t *testing.T) {
 		_, err := Run(t.Context(), Job{}, ring, plan.Call{Size: size, Bytes: 8})
 		require.ErrorContains(t, err, "ranks, want 1 to 65536")
 	}
-	_, err := Run(t.Context(), Job{}, lookup(t, plan.OpReduce, "hierarchical"), plan.Call{Size: 2})
+	_, err := Run(t.Context(), Job{}, lookup(t, plan.OpAllGather, "hierarchical"), plan.Call{Size: 2})
 	require.ErrorContains(t, err, "which ranks share a host")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -35,7 +35,8 @@ for name in kernels lists; do
 	compile $internal/kernels/$name.cu $internal/kernels/$name.ptx 70
 done
 
-# A text for each dtype, and two that combine nothing, for two ranks and for more.
+# A text for each dtype, and two that combine nothing, for two ranks and for more. Package direct makes those of uint8
+# from those of int8. Their hashes are in comments of ptx.sum.
 rm -f $internal/direct/ptx/*.ptx
 for name in float32 float64 float16 bfloat16 int8 uint8 int32 int64 gather move; do
 	compile $internal/direct/direct.cu $internal/direct/ptx/${name}_2.ptx 74 -DKERNELS_$name -DTWO
@@ -47,5 +48,6 @@ compile examples/internal/gpumlp/kernels.cu examples/internal/gpumlp/kernels.ptx
 
 {
 	echo "# $version"
-	sha256sum $all # no name has a space
+	sha256sum $all | sed 's/^.*uint8_/# &/' # no name has a space
 } >backend/cuda/ptx.sum
+rm $internal/direct/ptx/uint8_*.ptx

@@ -1766,19 +1766,19 @@ KERNEL c10d_direct_move_spread_n(Move m) { Kernel<Bytes<u8>, 2, 0, true, false>:
   ONE(name##_small_n, name##Math, 1, 0)       \
   ONE(name##_large_n, name##Math, 2, 0)       \
   KERNEL c10d_direct_##name##_both_small_n(Call c) { Kernel<name##Math, 1, 0, false, false>::both<false>(c, nullptr); } \
-  KERNEL c10d_direct_##name##_both_large_n(Call c) { Kernel<name##Math, 2, 0, false, false>::both<false>(c, nullptr); } \
-  KERNEL c10d_direct_##name##_spread_n(Move m) { Kernel<name##Math, 2, 0, false, false>::both<true>(m.c, &m); }
+  KERNEL c10d_direct_##name##_both_large_n(Call c) { Kernel<name##Math, 2, 0, false, false>::both<false>(c, nullptr); }
 #endif
 
-// Sums and averages of two ranks, which are wanted most: the less a small kernel reads of itself from
-// memory, the sooner it ends.
+// What gradients have. Sums and averages of two ranks are wanted most: the less a small kernel reads of itself from
+// memory, the sooner it ends. Calls of few blocks write straight to the other ranks.
 #ifdef TWO
 #define SUM(name) \
   KERNEL c10d_direct_##name##_sum_small_2(Call c) { Kernel<name##Math, 1, 2, false, true>::run(c); } \
   KERNEL c10d_direct_##name##_sum_large_2(Call c) { Kernel<name##Math, 4, 2, false, true>::run(c); } \
   KERNEL c10d_direct_##name##_spread_2(Spread s) { Kernel<name##Math, 4, 2, false, true>::spread(s); }
 #else
-#define SUM(name)
+#define SUM(name) \
+  KERNEL c10d_direct_##name##_spread_n(Move m) { Kernel<name##Math, 2, 0, false, false>::both<true>(m.c, &m); }
 #endif
 
 #ifdef KERNELS_float32

@@ -2,8 +2,10 @@ package direct
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"math"
+	"os"
 	"strings"
 	"testing"
 
@@ -42,6 +44,17 @@ func TestKernels(t *testing.T) {
 	require.Len(t, names, entries)
 }
 
+// TestUnsigned holds that the texts of uint8 are those that the compiler makes.
+func TestUnsigned(t *testing.T) {
+	sums, err := os.ReadFile("../../ptx.sum")
+	require.NoError(t, err)
+	for _, ranks := range []int{2, window.MostRanks} {
+		name := "uint8" + group(ranks)
+		hash := sha256.Sum256(images()[name])
+		require.Contains(t, string(sums), fmt.Sprintf("# %x  backend/cuda/internal/direct/ptx/%s.ptx\n", hash, name))
+	}
+}
+
 // TestText holds what the compiler must not do: contract or approximate arithmetic, flush
 // subnormal numbers, or put anything into memory of the stack, which would slow every call.
 func TestText(t *testing.T) {
@@ -54,7 +67,7 @@ func TestText(t *testing.T) {
 		switch {
 		case strings.HasPrefix(name, moves):
 			parameters = []int{moveBytes}
-		case strings.HasSuffix(name, group(window.MostRanks)) && !strings.HasPrefix(name, gathers):
+		case strings.HasSuffix(name, group(window.MostRanks)) && strings.Contains(text, "_spread_"):
 			parameters = append(parameters, moveBytes)
 		}
 		for _, n := range parameters {

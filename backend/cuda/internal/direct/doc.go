@@ -120,12 +120,12 @@
 // Who writes looks every 16 tiles whether the peer has failed, and after 1 ms if it also waits for third ranks. A
 // rank that fails stays for 5 ms, so nothing comes after its kernel has ended.
 //
-// Sums and averages of 2 ranks do the same if they have up to 32 blocks. Their head of one tile tells where the peer
-// may write. If both are open, each combines its half as in a reduce_scatter, and writes each tile of the result to
+// Sums and averages of 2 ranks do the same if they have up to 32 blocks. The dtype is float32, float16 or bfloat16: other
+// dtypes, which gradients do not have, go without these kernels. The head of one tile tells where the peer may write. If both are open, each combines its half as in a reduce_scatter, and writes each tile of the result to
 // both. The end is told as above. If not, the call is one-shot.
 //
-// With more ranks the same holds for any operator, in a call of two shots, also a broadcast. A rank that gets no results
-// counts as open. If a rank is not open, results go through the rings.
+// With more ranks the same holds for any operator of these dtypes in a call of two shots, and for a broadcast. A rank
+// that gets no results counts as open. If a rank is not open, results go through the rings.
 //
 // # Reads
 //

@@ -1,6 +1,7 @@
 package direct
 
 import (
+	"bytes"
 	"embed"
 	"encoding/binary"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"maps"
 	"math"
 	"math/bits"
+	"regexp"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -42,15 +44,31 @@ var images = sync.OnceValue(func() map[string][]byte {
 	all := make(map[string][]byte)
 	for _, name := range append(names(), gathers, moves) {
 		for _, ranks := range []int{2, window.MostRanks} {
-			b, err := texts.ReadFile("ptx/" + name + group(ranks) + ".ptx")
+			file := name
+			if name == tensor.Uint8.String() {
+				file = tensor.Int8.String()
+			}
+			b, err := texts.ReadFile("ptx/" + file + group(ranks) + ".ptx")
 			if err != nil {
 				panic(err)
+			}
+			if file != name {
+				b = unsigned(b)
 			}
 			all[name+group(ranks)] = b
 		}
 	}
 	return all
 })
+
+// signs is how kernels of int8 compare two bytes of words. Nothing else of their text depends on the sign.
+var signs = regexp.MustCompile(`shl\.b32 \t(\S+ \S+) 24;\n\tshl\.b32 \t(\S+ \S+) 24;\n\tsetp\.lt\.s32 \t`)
+
+// unsigned returns the text for uint8: what the compiler makes of it.
+func unsigned(int8 []byte) []byte {
+	b := signs.ReplaceAll(int8, []byte("and.b32  \t$1 255;\n\tand.b32  \t$2 255;\n\tsetp.lt.u32 \t"))
+	return bytes.ReplaceAll(b, []byte("_int8_"), []byte("_uint8_"))
+}
 
 // group is what names of texts and kernels for so many ranks end in.
 func group(ranks int) string {
@@ -68,9 +86,14 @@ func kernels(name string, ranks int) (small, large string) {
 	return "c10d_direct_" + name + "_small" + group(ranks), "c10d_direct_" + name + "_large" + group(ranks)
 }
 
+// gradients reports whether gradients have a dtype. Such dtypes have kernels of forms that others do without.
+func gradients(d tensor.DType) bool {
+	return d == tensor.Float32 || d == tensor.Float16 || d == tensor.BFloat16
+}
+
 // sums returns the name under which kernels finds those for sums and averages, "" if there are none.
 func sums(d tensor.DType, ranks int) string {
-	if ranks == 2 && (d == tensor.Float32 || d == tensor.Float16 || d == tensor.BFloat16) {
+	if ranks == 2 && gradients(d) {
 		return d.String() + "_sum"
 	}
 	return ""
@@ -79,7 +102,7 @@ func sums(d tensor.DType, ranks int) string {
 // spreads returns the name of the kernel for an all_reduce whose ranks write straight to each other, "" if there is
 // none. With two ranks it is for sums and averages, also for those of a reduce whose root reads.
 func spreads(d tensor.DType, ranks int) string {
-	if ranks == 2 && sums(d, ranks) == "" {
+	if !gradients(d) {
 		return ""
 	}
 	return spreadOf(d.String(), ranks)
@@ -304,7 +327,7 @@ func ShapeOf(n, blocks, channels, ranks int, kind Kind) Shape {
 type pair struct{ small, large driver.Function }
 
 // forms are the kernels of a dtype. Sum is for sums and averages; it may be the same as all. Both is there with more
-// than two ranks. Spread is there with more than two ranks, and with two for some dtypes.
+// than two ranks. Spread is there for some dtypes.
 type forms struct {
 	all, sum, both pair
 	spread         driver.Function
@@ -942,7 +965,7 @@ func (c *Comm) bothShots(s Launcher, dst, src driver.Ptr, bytes int, r reduced, 
 	if bits.OnesCount32(who.givers) == 1 {
 		kind = Gathers // a broadcast
 	}
-	shape, spreads := c.bothShape(part, form, kind)
+	shape, spreads := c.bothShape(part, form, kind, f)
 	reads, writes := driver.Reads(src, in), driver.Writes(dst, out)
 	if !spreads {
 		return c.start(s, f.both, shape, callBytes, reads, writes)
@@ -963,9 +986,9 @@ func (c *Comm) bothShots(s Launcher, dst, src driver.Ptr, bytes int, r reduced, 
 }
 
 // bothShape returns the shape of two shots in one launch, and whether results go straight to the peers.
-func (c *Comm) bothShape(part int, form Form, kind Kind) (s Shape, spreads bool) {
+func (c *Comm) bothShape(part int, form Form, kind Kind, f forms) (s Shape, spreads bool) {
 	s = c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, kind)
-	return s, s.Large && c.few(form, part)
+	return s, s.Large && f.spread != nil && c.few(form, part)
 }
 
 // Spreads reports whether the ranks of an all_reduce write its result straight to each other, if they may.
@@ -973,7 +996,8 @@ func (c *Comm) bothShape(part int, form Form, kind Kind) (s Shape, spreads bool)
 func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bool {
 	part := partOf(n*d.Size(), c.ranks)
 	if c.ranks > 2 {
-		_, spreads := c.bothShape(part, form, TwoShots)
+		f, _ := c.forms(d)
+		_, spreads := c.bothShape(part, form, TwoShots, f)
 		return spreads && twoShots(n*d.Size(), c.ranks, form)
 	}
 	_, ok := c.spreadShape(part, d, op, form)

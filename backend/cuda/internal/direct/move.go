@@ -214,7 +214,7 @@ func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) erro
 
 // BroadcastSpreads reports whether Form.Into is of use to a broadcast of so many bytes.
 func (c *Comm) BroadcastSpreads(bytes int, form Form) bool {
-	return c.ranks == 2 || c.rootedSpreads(bytes, form)
+	return c.ranks == 2 || c.rootedSpreads(bytes, form, c.broadcasts)
 }
 
 // ReduceSpreads reports whether Form.Into is of use to a rank of a reduce. With two ranks it is to the one that is not
@@ -224,7 +224,8 @@ func (c *Comm) ReduceSpreads(n int, d tensor.DType, op backend.ReduceOp, root in
 		_, pulls := c.pullShape(n*d.Size(), d, op, form)
 		return pulls && c.rank != root
 	}
-	return c.rank == root && c.rootedSpreads(n*d.Size(), form)
+	f, _ := c.forms(d)
+	return c.rank == root && c.rootedSpreads(n*d.Size(), form, f)
 }
 
 // pullShape returns the shape of a reduce of two ranks, and whether its root reads the other rank's input, if it may.
@@ -234,11 +235,11 @@ func (c *Comm) pullShape(bytes int, d tensor.DType, op backend.ReduceOp, form Fo
 	return s, ok && bytes >= 512*c.o.straight
 }
 
-func (c *Comm) rootedSpreads(bytes int, form Form) bool {
+func (c *Comm) rootedSpreads(bytes int, form Form, f forms) bool {
 	if !c.rootedShots(bytes, form) {
 		return false
 	}
-	_, spreads := c.bothShape(partOf(bytes, c.ranks-1), form, TwoShots)
+	_, spreads := c.bothShape(partOf(bytes, c.ranks-1), form, TwoShots, f)
 	return spreads
 }
 

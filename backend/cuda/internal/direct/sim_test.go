@@ -125,7 +125,7 @@ func TestRootReads(t *testing.T) {
 func TestStraight(t *testing.T) {
 	straight := func(ranks int, apart bool) {
 		u := simulated(ranks)
-		u.direct.DTypes = []tensor.DType{tensor.Float32}
+		u.direct.DTypes = []tensor.DType{tensor.Float32, tensor.Int32}
 		const n = 4096 // floats
 		if !apart {
 			u.direct = direct.RootReduces(u.direct, 4*n-1) // the root combines nothing
@@ -156,6 +156,9 @@ func TestStraight(t *testing.T) {
 				case 0:
 					if !m.c.Spreads(n, tensor.Float32, op, form) {
 						return fmt.Errorf("the %v does not spread", op)
+					}
+					if m.c.Spreads(n, tensor.Int32, backend.Sum(), form) {
+						return errors.New("int32 spreads, for which there is no kernel")
 					}
 					err = errors.Join(err, m.c.AllReduce(m.s, at, at, n, tensor.Float32, op, form))
 				case 1:

@@ -140,11 +140,6 @@ type Reduction struct {
 	// tensors to Gloo as real ones, and cuts them as such. A custom operator
 	// gets whole elements.
 	Grain int
-
-	// Adds is the dtype of these numbers if Combine adds floats, else Invalid. Only
-	// then do bits depend on the order, beyond what Min and Max make of NaN and of
-	// the sign of zero, and is there a sum that does not.
-	Adds tensor.DType
 }
 
 // partOf returns the dtype of a complex dtype's real and imaginary parts, Invalid for others.
@@ -182,12 +177,6 @@ func (o ReduceOp) Reduction(d tensor.DType, size int) (Reduction, error) {
 		}
 	}
 	r := Reduction{Combine: combine, Join: reduce.Join(o.kind, part), Grain: part.Size()}
-	switch o.kind {
-	case reduce.Sum, reduce.Avg, reduce.PreMulSum:
-		if part.IsFloat() {
-			r.Adds = part
-		}
-	}
 	switch o.kind {
 	case reduce.Avg:
 		r.After, err = reduce.Divide(d, size)

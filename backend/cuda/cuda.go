@@ -396,12 +396,8 @@ func (b *Backend) Name() string { return Name }
 
 // unshared returns why the options do not let ranks all-reduce through shared memory.
 func (o *Options) unshared() error {
-	inner, ok := o.CPUOptions.(gloo.Options)
-	switch {
-	case o.CPU != gloo.Name || !ok:
+	if _, ok := o.CPUOptions.(gloo.Options); o.CPU != gloo.Name || !ok {
 		return fmt.Errorf("the host's part is done by backend %q, with options of its own", o.CPU)
-	case inner.Sums == gloo.SumsExact:
-		return errors.New("sums are to be exact")
 	}
 	return nil
 }

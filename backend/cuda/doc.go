@@ -85,7 +85,7 @@
 //
 // Dense all-reduces through the host may use memory that the ranks share, and not the CPU
 // backend. All ranks have to be on one host, whose system shares memory between processes
-// (Linux). The CPU backend has to be gloo without exact sums. Each device then copies
+// (Linux). The CPU backend has to be gloo. Each device then copies
 // a chunk there. Each rank's CPUs combine a part of it, in rank order. Then each device
 // copies the result. Custom operators and tensors of more than 256 chunks take the
 // other way, and so do ranks whose Options.Slots differ.

@@ -74,13 +74,21 @@ const guard = 256
 // the ranks share or the CPU backend's.
 type way struct {
 	name, work string
-	sums       gloo.Sums
+	apart      bool // ranks have different Slots, and so share no memory
 }
 
 var ways = []way{
-	{"host", cuda.HostWork, gloo.SumsInRankOrder},
-	{"CPU backend", cuda.HostWork, gloo.SumsExact},
-	{"direct", cuda.DirectWork, gloo.SumsFast},
+	{"host", cuda.HostWork, false},
+	{"CPU backend", cuda.HostWork, true},
+	{"direct", cuda.DirectWork, false},
+}
+
+// slots is Options.Slots of a rank.
+func (w way) slots(rank int) int {
+	if w.apart {
+		return 1 + rank
+	}
+	return 0
 }
 
 // does reports whether ranks on these devices can go this way.
@@ -148,9 +156,7 @@ func newMember(ctx context.Context, d driver.Driver, dev, rank, ranks int, st st
 		return nil, err
 	}
 	o := backend.Options{Store: store.Prefix("device", st), Rank: rank, Size: ranks, Timeout: patience, Group: "g"}
-	host := cpu("g")
-	host.Sums = way.sums
-	o.Specific = cuda.Options{Driver: d, AllReduce: way.work, CPUOptions: host}
+	o.Specific = cuda.Options{Driver: d, AllReduce: way.work, CPUOptions: cpu("g"), Slots: way.slots(rank)}
 	if m.b, err = cuda.New(ctx, o); err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -171,7 +172,7 @@ type sharing struct {
 	room   int    // bytes for a rank's pairs on each device
 	cycles uint64 // that a caller's stream is busy before each pair
 	fill   int    // operations under way for which floods makes memory in advance
-	sums   gloo.Sums
+	way    way
 	cuda.Options
 }
 
@@ -196,10 +197,11 @@ func (o sharing) world(t *testing.T, d driver.Driver) *world {
 		require.NoError(t, x.newArena(o.room, o.cycles))
 		w.ranks[r] = x
 	}
-	host.Sums = o.sums
 	o.Driver, o.CPUOptions = d, host
 	w.each(func(x *rank, r int) (err error) {
-		bo := backend.Options{Store: st, Rank: r, Size: o.size, Timeout: patience, Group: o.group, Specific: o.Options}
+		options := o.Options
+		options.Slots = cmp.Or(o.way.slots(r), options.Slots)
+		bo := backend.Options{Store: st, Rank: r, Size: o.size, Timeout: patience, Group: o.group, Specific: options}
 		if x.b, err = cuda.New(ctx, bo); err != nil {
 			return err
 		}
@@ -240,7 +242,7 @@ var greatest = backend.Custom("greatest", func(d tensor.DType, dst, src []byte) 
 // a dtype, in one of the sizes in turn.
 func allReduces(t *testing.T, d driver.Driver, o sharing, every int, sizes ...int) {
 	for _, way := range ways {
-		o.group, o.sums, o.AllReduce = way.name, way.sums, way.work
+		o.group, o.way, o.AllReduce = way.name, way, way.work
 		if way.work == cuda.DirectWork && o.size > d.Count() {
 			continue
 		}
@@ -448,7 +450,7 @@ func floods(t *testing.T, d driver.Driver, o sharing, seed uint64, operations, l
 	groups := make([]*flood, 4)
 	for g := range groups {
 		way := ways[g%len(ways)]
-		o.group, o.sums, o.AllReduce = fmt.Sprint("group ", g), way.sums, way.work
+		o.group, o.way, o.AllReduce = fmt.Sprint("group ", g), way, way.work
 		if g == len(ways) || way.work == cuda.DirectWork && o.size > d.Count() {
 			o.AllReduce = "" // whichever is best
 		}

@@ -14,7 +14,6 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
-	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -204,11 +203,6 @@ func TestSharedNot(t *testing.T) {
 		change func(o *cuda.Options, r int)
 		why    string
 	}{
-		"exact sums": {func(o *cuda.Options, r int) {
-			j := o.CPUOptions.(gloo.Options)
-			j.Sums = gloo.SumsExact
-			o.CPUOptions = j
-		}, "rank 0: sums are to be exact"},
 		"other slots": {func(o *cuda.Options, r int) { o.Slots = 1 + r }, "rank 1: shared memory has"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -158,7 +158,4 @@ func (s *session) chooseRoute() {
 	default:
 		s.route = table
 	}
-	if s.sums == SumsExact {
-		s.route = exactSums{s.route}
-	}
 }

@@ -62,7 +62,6 @@
 //
 //	SumsFast         the operands, their order, and the algorithm
 //	SumsInRankOrder  the operands and their order
-//	SumsExact        the operands
 //
 // # Sparse tensors
 //
@@ -81,7 +80,7 @@
 //     It is for ranks that share most coordinates. It takes no more memory than the result.
 //
 // Coordinates travel as distances of one to eight bytes, or as one bit for each possible coordinate,
-// whichever is shorter. Values at one coordinate are added in rank order, or exactly with SumsExact.
+// whichever is shorter. Values at one coordinate are added in rank order.
 // The dense form adds as an all_reduce of a dense tensor does, and its sum of -0 is 0. A rank
 // allocates at most 256 MiB for data that peers announce, on every wire. Beyond that, memory grows with the data
 // that has arrived. BenchmarkSparse compares the forms.

@@ -33,8 +33,6 @@ func TestNoResultWithoutARank(t *testing.T) {
 		"memory":       slices.Repeat([]gloo.Options{{}}, 3),
 		"hosts 0011":   {{Host: "0"}, {Host: "0"}, {Host: "1"}, {Host: "1"}},
 		"hosts 00112":  {{Host: "0"}, {Host: "0"}, {Host: "1"}, {Host: "1"}, {Host: "2"}},
-		"exact":        slices.Repeat([]gloo.Options{{Sums: gloo.SumsExact}}, 3),
-		"exact 001":    {{Host: "0", Sums: gloo.SumsExact}, {Host: "0", Sums: gloo.SumsExact}, {Host: "1", Sums: gloo.SumsExact}},
 		"in order 001": {{Host: "0", Sums: gloo.SumsInRankOrder}, {Host: "0", Sums: gloo.SumsInRankOrder}, {Host: "1", Sums: gloo.SumsInRankOrder}},
 	}
 	gone := errors.New("not this one")

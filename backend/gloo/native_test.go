@@ -182,8 +182,8 @@ func TestTwoLevelsInRankOrder(t *testing.T) {
 }
 
 func TestOptionsThatRanksHaveToShare(t *testing.T) {
-	_, errs := connectWith(t, gloo.GroupTimeout, gloo.Options{}, gloo.Options{Sums: gloo.SumsExact})
-	require.ErrorContains(t, errs[0], `Options.Sums is "exact" on rank 1`)
+	_, errs := connectWith(t, gloo.GroupTimeout, gloo.Options{}, gloo.Options{Sums: gloo.SumsInRankOrder})
+	require.ErrorContains(t, errs[0], `Options.Sums is "rank order" on rank 1`)
 	file := filepath.Join(t.TempDir(), "table")
 	require.NoError(t, os.WriteFile(file, []byte("c10d-table 1\ncommand none\nmachine none\nall_reduce tcp 2 1 1024 ring 1\n"), 0o600))
 	_, errs = connectWith(t, gloo.GroupTimeout, gloo.Options{}, gloo.Options{Table: file})
@@ -399,7 +399,6 @@ func TestReduceScatterInPlace(t *testing.T) {
 		"memory":     {},
 		"tcp":        {Wire: gloo.WireTCP},
 		"rank order": {Wire: gloo.WireTCP, Sums: gloo.SumsInRankOrder},
-		"exact":      {Wire: gloo.WireTCP, Sums: gloo.SumsExact},
 		"gloo":       {Wire: gloo.WireGloo},
 	} {
 		t.Run(name, func(t *testing.T) {

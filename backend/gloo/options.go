@@ -226,18 +226,14 @@ const (
 	SumsFast Sums = ""
 	// SumsInRankOrder adds ((x0 + x1) + x2) and so on. Ranks that share memory always add so.
 	SumsInRankOrder Sums = "rank order"
-	// SumsExact adds without error and rounds once, for Sum and Avg of floats. The result depends
-	// neither on the order of the operands nor on how they are spread over ranks. Other operators
-	// are applied in rank order.
-	SumsExact Sums = "exact"
 )
 
 func (s Sums) check() error {
 	switch s {
-	case SumsFast, SumsInRankOrder, SumsExact:
+	case SumsFast, SumsInRankOrder:
 		return nil
 	}
-	return fmt.Errorf("gloo: unknown sums %q, want %q, %q or %q", string(s), SumsFast, SumsInRankOrder, SumsExact)
+	return fmt.Errorf("gloo: unknown sums %q, want %q or %q", string(s), SumsFast, SumsInRankOrder)
 }
 
 // tableVariable is the environment variable for Options.Table.
@@ -259,8 +255,8 @@ func (o Options) table() (*choice.Table, error) {
 }
 
 // Sparse is the algorithm by which groups on the native wire all-reduce sparse tensors. All ranks
-// get the same bits with each. Values at one coordinate are added in rank order, or exactly with
-// SumsExact; SparseDense adds as an all_reduce of dense tensors does.
+// get the same bits with each. Values at one coordinate are added in rank order;
+// SparseDense adds as an all_reduce of dense tensors does.
 type Sparse string
 
 const (

@@ -10,7 +10,6 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo/internal/runs"
-	"github.com/c10d-go/c10d/internal/exact"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -342,15 +341,7 @@ func (x *sparseRun) gather(metas []sparseMeta) ([]uint64, []byte, error) {
 
 // sum adds the values that the merger has put together.
 func (x *sparseRun) sum(sums []byte) error {
-	if x.e.session.exact(x.w.red) {
-		add, err := exact.Sum(x.w.red.Adds)
-		if err != nil {
-			return err
-		}
-		x.merger.SumAtOnce(sums, x.row, x.values, add)
-	} else {
-		x.merger.Sum(sums, x.row, x.values, x.w.red.Combine)
-	}
+	x.merger.Sum(sums, x.row, x.values, x.w.red.Combine)
 	after(x.w.red, sums)
 	return nil
 }

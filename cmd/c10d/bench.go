@@ -117,7 +117,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&b.wire, "wire", "", "`wire`: auto, gloo, native, or tcp, which is native without shared memory"+wireDefault)
 	fs.BoolVar(&b.checksum, "checksum", false, "checksums of messages, on the native wire over TCP")
 	fs.IntVar(&b.lanes, "lanes", 0, "`n` further connections to each other rank, for messages from 512K on (1M within a host if one is sent at a time), on the native wire over TCP; 0 means the backend's default, negative none; not with -device")
-	fs.StringVar(&b.sums, "sums", "", "`order` of sums: \"rank order\" or exact; empty means the fastest")
+	fs.StringVar(&b.sums, "sums", "", "`order` of sums: \"rank order\"; empty means the fastest")
 	fs.BoolVar(&b.json, "json", false, "print one JSON record a line")
 	fs.Var(&b.beside, "beside", "`files` of peers' records, to print their times and the ratios")
 	fs.Var(&b.load, "load", "print tables of the records in these `files`, and measure nothing")

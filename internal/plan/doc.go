@@ -123,9 +123,7 @@
 // proportional to P.
 //
 // No fixed order makes a sum independent of the number of ranks, since that is the number of
-// operands. An exact sum that is rounded once does not depend on the order at all; see
-// internal/exact. It needs all operands of an element on one rank. An all-to-all does that with
-// the bytes of a reduce-scatter. For integers, which wrap, and bitwise operators the order does
+// operands. For integers, which wrap, and bitwise operators the order does
 // not matter. For Min and Max it matters only for NaN and the sign of zero.
 //
 // # Empty operations

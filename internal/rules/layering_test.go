@@ -34,7 +34,6 @@ var layers = []layer{
 	{"work", []string{"tensor"}},
 	{"internal/reduce", []string{"tensor", "golang.org/x/sys/cpu"}},
 	{"internal/reduce/asm", nil},
-	{"internal/exact", []string{"tensor"}},
 	{"internal/openfiles", nil},
 	{"internal/ownfile", nil},
 	{"internal/copies", []string{"golang.org/x/sys/..."}},
@@ -91,7 +90,7 @@ var layers = []layer{
 	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},
 	{"backend/gloo", []string{
 		"tensor", "work", "store", "backend",
-		"internal/allreduce", "internal/begun", "internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/exact", "internal/lag", "internal/recheck", "internal/ring", "internal/waiting",
+		"internal/allreduce", "internal/begun", "internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/lag", "internal/recheck", "internal/ring", "internal/waiting",
 		"internal/transport", "internal/transport/mem", "internal/transport/shm", "internal/transport/tcp", "internal/rendezvous",
 		"backend/gloo/internal/runs",
 	}},

@@ -76,7 +76,7 @@ func connect(ctx context.Context, o backend.Options, set settings) (*session, er
 	}
 	if nat != nil && nat.all != nil {
 		s.native, s.tcp = true, s.meshes[0].(*tcp.Mesh)
-		s.table, s.sums, s.sparse = set.table, set.Sums, set.Sparse
+		s.table, s.sums = set.table, set.Sums
 		s.why = "all ranks have it"
 		if set.TCP.TLS != nil {
 			s.why += ", and TLS"

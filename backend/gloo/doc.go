@@ -66,24 +66,11 @@
 // # Sparse tensors
 //
 // AllReduce of a sparse tensor coalesces each rank's tensor and adds them up. The result is that of
-// tensor.SumSparse: coalesced, in order, in new memory. On Gloo's wire every rank gets all entries of
-// all ranks and adds them, as in PyTorch. On the native wire the ranks first exchange a description of
+// tensor.SumSparse: coalesced, in order, in new memory. Every rank gets all entries of
+// all ranks and adds them in rank order, as in PyTorch. On the native wire the ranks first exchange a description of
 // their tensors. If two do not match, every rank returns an error that names the same rank, and no
-// tensor has changed. Options.Sparse and the number of entries then choose the form:
-//
-//   - gather: every rank gets all entries. It is for few entries.
-//   - owners: the coordinates are cut into one range for each rank. Samples of the ranks' coordinates
-//     make the ranges hold about as many entries each. An owner gets the coordinates in its range,
-//     spreads their union, gets the values, adds them up and spreads the sums. A rank receives its
-//     share of all entries, and the result once.
-//   - dense: the union is found as above, then the values at all of its coordinates are all-reduced.
-//     It is for ranks that share most coordinates. It takes no more memory than the result.
-//
-// Coordinates travel as distances of one to eight bytes, or as one bit for each possible coordinate,
-// whichever is shorter. Values at one coordinate are added in rank order.
-// The dense form adds as an all_reduce of a dense tensor does, and its sum of -0 is 0. A rank
-// allocates at most 256 MiB for data that peers announce, on every wire. Beyond that, memory grows with the data
-// that has arrived. BenchmarkSparse compares the forms.
+// tensor has changed. A rank allocates at most 256 MiB for data that peers announce, on every wire. Beyond that, memory
+// grows with the data that has arrived. BenchmarkEmbedding measures it.
 //
 // # Copies
 //

@@ -41,7 +41,7 @@ type engine struct {
 	lists   [2][][]byte
 	stop    func() error
 	waits   func()
-	sparse  *sparseScratch // nil until there is a sparse tensor
+	sparse  *[2][]byte // gathered indices and values; nil until there is a sparse tensor
 
 	// Of the operation being run:
 	ctx      context.Context

@@ -46,7 +46,7 @@ func (b *Backend) Explain() backend.Explanation {
 	for _, op := range plan.Ops() {
 		e.Choices = append(e.Choices, b.route.explain(op)...)
 	}
-	e.Choices = append(e.Choices, b.explainSparse()...)
+	e.Choices = append(e.Choices, explainSparse()...)
 	e.Choices = append(e.Choices, b.explainAlloc())
 	return e
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/internal/allreduce"
 	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/tensor"
@@ -20,21 +19,15 @@ func SetWindow(n int64) (restore func()) {
 	return func() { window = before }
 }
 
-// Densely is the rule by which the dense form is taken.
-var Densely = densely
-
 // SparseMeta is what a rank says first of a tensor of float32 with one sparse
 // dimension, truly or not.
-func SparseMeta(shape []int, entries int64, keys ...int64) []byte {
+func SparseMeta(shape []int, entries int64) []byte {
 	m := sparseMeta{entries: entries}
 	m.same = [...]int64{int64(tensor.Float32), int64(backend.Sum().Kind()), 1, int64(len(shape)), digest(shape), 4 + shownDims: 0}
 	for i, d := range shape {
 		m.same[5+i] = int64(d)
 	}
-	copy(m.keys[:], keys)
-	packed := make([]int64, metaLen)
-	m.encode(packed)
-	return bytesOf(packed)
+	return bytesOf(m.numbers())
 }
 
 // Numbers are as a rank sends them.
@@ -48,11 +41,6 @@ func SetCloseWithin(d time.Duration) (restore func()) {
 	before := closeWithin
 	closeWithin = d
 	return func() { closeWithin = before }
-}
-
-// AllToAll is a collective that allreduce.Collectives does not have.
-func AllToAll(h allreduce.Collectives, out, in []byte, recv, send []int64) error {
-	return h.(*host).route.allToAll(h.(*host).engine, out, in, recv, send)
 }
 
 // AbortMemory ends the operations in the memory that the ranks share.

@@ -33,13 +33,12 @@ type record struct {
 	NoShm   string `json:"no_shm,omitempty"`
 	Table   string `json:"table"` // fingerprint of its table of algorithms
 	Sums    Sums   `json:"sums,omitempty"`
-	Sparse  Sparse `json:"sparse,omitempty"`
 	Only    bool   `json:"only,omitempty"` // it takes no other wire
 }
 
 // recordVersion changes when ranks of different releases could not talk to each
 // other natively. Fields that only some releases know are ignored by the others.
-const recordVersion = 7
+const recordVersion = 8
 
 // maxRecord bounds what a rank may publish.
 const maxRecord = 64 << 10
@@ -65,7 +64,7 @@ func newNative(o settings, rank, size int) (*native, error) {
 	if n.tcp, err = tcp.Listen(o.TCP.options()); err != nil {
 		return nil, err
 	}
-	n.record = record{Version: recordVersion, TCP: n.tcp.Addr(), Table: o.table.Fingerprint(), Sums: o.Sums, Sparse: o.Sparse, Only: o.only}
+	n.record = record{Version: recordVersion, TCP: n.tcp.Addr(), Table: o.table.Fingerprint(), Sums: o.Sums, Only: o.only}
 	if n.record.Host = cmp.Or(o.Host, os.Getenv(hostVariable)); n.record.Host == "" {
 		n.record.Host, _ = os.Hostname()
 		if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
@@ -109,9 +108,6 @@ func (n *native) connect(ctx context.Context, records [][]byte) (transport.Mesh,
 		}
 		if have.Sums != n.record.Sums {
 			return nil, fmt.Errorf("gloo: Options.Sums is %q on rank %d and %q on rank %d", have.Sums, r, n.record.Sums, n.rank)
-		}
-		if have.Sparse != n.record.Sparse {
-			return nil, fmt.Errorf("gloo: Options.Sparse is %q on rank %d and %q on rank %d", have.Sparse, r, n.record.Sparse, n.rank)
 		}
 		addrs[r] = have.TCP
 	}

@@ -45,10 +45,6 @@ type Options struct {
 	// Sums says what the bits of a sum depend on, on the native wire. All ranks need the same.
 	Sums Sums
 
-	// Sparse is the algorithm for sparse tensors on the native wire. Empty lets the library
-	// choose. All ranks need the same.
-	Sparse Sparse
-
 	// Copy says how often large data are copied between ranks that share memory. Empty means the
 	// environment variable C10D_COPY; if that is empty too, CopyAuto.
 	Copy Copy
@@ -254,33 +250,6 @@ func (o Options) table() (*choice.Table, error) {
 	return t, nil
 }
 
-// Sparse is the algorithm by which groups on the native wire all-reduce sparse tensors. All ranks
-// get the same bits with each. Values at one coordinate are added in rank order;
-// SparseDense adds as an all_reduce of dense tensors does.
-type Sparse string
-
-const (
-	// SparseAuto chooses by the total number of entries and by how many coordinates the ranks
-	// share. It is the zero value.
-	SparseAuto Sparse = ""
-	// SparseGather gives every rank all entries, to add them itself. It sends the fewest messages.
-	SparseGather Sparse = "gather"
-	// SparseOwners cuts the coordinates into ranges. Each rank adds one range and spreads its
-	// sums. It adds the least, and spreads no more than the result.
-	SparseOwners Sparse = "owners"
-	// SparseDense finds the union of the coordinates, as SparseOwners does. It then all-reduces
-	// the values at all of them as a dense tensor, with zeros where a rank has none.
-	SparseDense Sparse = "dense"
-)
-
-func (s Sparse) check() error {
-	switch s {
-	case SparseAuto, SparseGather, SparseOwners, SparseDense:
-		return nil
-	}
-	return fmt.Errorf("gloo: unknown form of sparse all-reduce %q, want %q, %q, %q or none", string(s), SparseGather, SparseOwners, SparseDense)
-}
-
 // The environment variables for Options.Host, Cluster and LinkSpeed.
 const (
 	hostVariable    = "C10D_HOST"
@@ -356,9 +325,6 @@ func (o Options) settings(group backend.Options) (settings, error) {
 		return set, err
 	}
 	if err := o.Sums.check(); err != nil {
-		return set, err
-	}
-	if err := o.Sparse.check(); err != nil {
 		return set, err
 	}
 	if set.table, err = o.table(); err != nil {

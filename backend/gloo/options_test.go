@@ -71,7 +71,6 @@ func TestBadOptions(t *testing.T) {
 		{"wire", 0, 1, gloo.Options{Wire: "pigeon"}, `unknown wire "pigeon"`},
 		{"copies", 0, 1, gloo.Options{Copy: "thrice"}, `"thrice"`},
 		{"sums", 0, 1, gloo.Options{Sums: "rough"}, `"rough"`},
-		{"sparse", 0, 1, gloo.Options{Sparse: "thin"}, `unknown form of sparse all-reduce "thin"`},
 		{"table", 0, 1, gloo.Options{Table: t.TempDir()}, "directory"},
 		{"rank", 2, 2, gloo.Options{}, "rank 2 is not within a group of 2"},
 		{"negative rank", -1, 2, gloo.Options{}, "rank -1 is not within a group of 2"},

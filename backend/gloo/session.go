@@ -33,9 +33,8 @@ type session struct {
 	why        string           // why the ranks have this wire
 
 	// What all ranks have alike:
-	table  *choice.Table
-	sums   Sums
-	sparse Sparse
+	table *choice.Table
+	sums  Sums
 
 	route   route
 	lists   listRoute // nil unless the route takes lists

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"testing"
 
@@ -15,50 +14,39 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// BenchmarkSparse compares the forms, with all ranks in one process: rows of so many
-// floats, each rank with that many of 1000 coordinates.
-func BenchmarkSparse(b *testing.B) {
-	for _, ranks := range []int{2, 4, 8} {
-		for _, how := range []string{"memory", "tcp", "two levels"} {
-			for _, c := range []struct{ coords, row int }{{1 << 10, 16}, {1 << 15, 64}, {1 << 19, 1}, {1 << 20, 64}} {
-				for _, permille := range []int{1, 10, 100, 250, 500, 1000} {
-					n := c.coords * permille / 1000
-					if n == 0 || n*c.row > 1<<22 {
-						continue
-					}
-					for _, form := range sparseForms[1:] {
-						b.Run(fmt.Sprintf("ranks=%d/how=%s/coords=%d/row=%d/permille=%d/form=%s", ranks, how, c.coords, c.row, permille, form), func(b *testing.B) {
-							options := sparseGroups(ranks)[how]
-							for r := range options {
-								options[r].Sparse = form
-							}
-							benchmarkSparse(b, options, c.coords, c.row, n)
-						})
-					}
-				}
-			}
+// BenchmarkEmbedding all-reduces the gradient of an embedding, as a training step has it: 4 ranks, each with one row for
+// each token of its batch, words drawn by Zipf's law. Rows of the same word are not added up yet.
+func BenchmarkEmbedding(b *testing.B) {
+	const ranks = 4
+	for _, how := range []string{"memory", "tcp"} {
+		for _, c := range []struct{ words, row, tokens int }{{30_000, 64, 512}, {50_000, 128, 4096}, {250_000, 256, 8192}} {
+			b.Run(fmt.Sprintf("how=%s/words=%d/row=%d/tokens=%d", how, c.words, c.row, c.tokens), func(b *testing.B) {
+				benchmarkEmbedding(b, sparseGroups(ranks)[how], c.words, c.row, c.tokens)
+			})
 		}
 	}
 }
 
-func benchmarkSparse(b *testing.B, options []gloo.Options, coords, row, n int) {
+func benchmarkEmbedding(b *testing.B, options []gloo.Options, words, row, tokens int) {
 	bs, errs := connectWith(b, gloo.GroupTimeout, options...)
 	for _, err := range errs {
 		require.NoError(b, err)
 	}
-	ts := make([]*tensor.Tensor, len(bs))
-	at, values := make([]*tensor.Tensor, len(bs)), make([]*tensor.Tensor, len(bs))
+	grads := make([]func() *tensor.Tensor, len(bs))
 	for r := range bs {
-		rows := rand.New(rand.NewPCG(1, uint64(r))).Perm(coords)[:n]
-		slices.Sort(rows)
-		keys := make([]int64, n)
-		for i, k := range rows {
-			keys[i] = int64(k)
+		zipf := rand.NewZipf(rand.New(rand.NewPCG(1, uint64(r))), 1.1, 2, uint64(words-1))
+		keys := make([]int64, tokens)
+		for i := range keys {
+			keys[i] = int64(zipf.Uint64())
 		}
-		at[r], values[r] = of(b, keys, 1, n), of(b, make([]float32, n*row), n, row)
-		var err error
-		ts[r], err = tensor.Sparse(at[r], values[r], coords, row)
-		require.NoError(b, err)
+		at, values := of(b, keys, 1, tokens), of(b, make([]float32, tokens*row), tokens, row)
+		grads[r] = func() *tensor.Tensor {
+			t, err := tensor.Sparse(at, values, words, row)
+			if err != nil {
+				b.Error(err)
+			}
+			return t
+		}
 	}
 	b.ReportAllocs()
 	b.ResetTimer()
@@ -66,10 +54,7 @@ func benchmarkSparse(b *testing.B, options []gloo.Options, coords, row, n int) {
 	for r, g := range bs {
 		wg.Go(func() {
 			for range b.N {
-				if err := ts[r].SetSparse(at[r], values[r], true); err != nil {
-					b.Error(err)
-				}
-				if err := wait(g.AllReduce(context.Background(), list(ts[r]), backend.AllReduceOptions{})); err != nil {
+				if err := wait(g.AllReduce(context.Background(), list(grads[r]()), backend.AllReduceOptions{})); err != nil {
 					b.Error(err)
 				}
 			}

@@ -68,8 +68,8 @@ func (p *clonablePrefixed) Clone(ctx context.Context) (Store, error) {
 
 func (p *prefixed) view() *prefixed { return p }
 
-// Note makes the view, its later clones and later views of it call f with each key that is about to be written, as
-// the store knows it that the view was made of. Package pg uses it. No call may be under way.
+// Note makes the view call f with each key that is about to be written. So do clones and views that are made of it
+// later. The key is that of the store under the view. Package pg uses it. No call may be under way.
 func (p *prefixed) Note(f func(key string)) {
 	outer := p.note
 	p.note = func(key string) {

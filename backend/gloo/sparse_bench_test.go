@@ -14,8 +14,8 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// BenchmarkEmbedding all-reduces the gradient of an embedding, as a training step has it: 4 ranks, each with one row for
-// each token of its batch, words drawn by Zipf's law. Rows of the same word are not added up yet.
+// BenchmarkEmbedding all-reduces the gradient of an embedding, as a training step does. Each of 4 ranks has one row for
+// each token of its batch. Words are drawn by Zipf's law. Rows of the same word are not added up yet.
 func BenchmarkEmbedding(b *testing.B) {
 	const ranks = 4
 	for _, how := range []string{"memory", "tcp"} {

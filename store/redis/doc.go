@@ -53,7 +53,7 @@
 // The store does not notice that a client's process has ended: it is no store.Willer. Package pg finds dead ranks
 // without it, later than with the TCP store. A rank that dies before all ranks are connected is named when
 // another rank's connection with it ends, or else at the timeout. Reconfigure waits 0.5 s for a rank that the failed
-// operation blamed, and a minute for any other rank that died, such as the second of two that died together.
+// operation blamed. It waits a minute for other dead ranks, for example the second of two that died together.
 //
 // # Requirements
 //

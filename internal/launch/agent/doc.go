@@ -39,8 +39,8 @@
 // The agent then looks for the rank at fault. What groups noted counts most, then Go panics
 // and signals, and last the time. What ranks print does not count. The
 // rank at fault need not have failed: it may be stopped, or have ended with exit code 0
-// while others needed it. Ranks of PyTorch note nothing: without a Go rank that failed beside them,
-// the first to end is the one at fault, and a rank that only stopped is not found.
+// while others needed it. Ranks of PyTorch note nothing. If no Go rank failed beside them,
+// the first to end is the one at fault. A rank that only stopped is then not found.
 //
 // Then there is another attempt, after a pause of 100 ms. Each further pause is twice as long, up to 30 s. After an
 // attempt of a minute or more they begin anew. A signal on any node ends the pause, and the job. After the last attempt the Summary describes the rank at

@@ -3,12 +3,10 @@ package pg
 import (
 	"bytes"
 	"context"
-	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
-	"reflect"
 	"slices"
 	"strings"
 	"unicode"
@@ -19,7 +17,7 @@ import (
 )
 
 // Codec turns values into bytes and back. Unlike Python's pickle, which c10d
-// uses, decoding with the codecs of this package runs no code that a peer chose.
+// uses, decoding with JSON, Bytes and gobcodec.Codec runs no code that a peer chose.
 // The framing around the bytes is c10d's, so a PyTorch rank can be on the other
 // side if both agree on the codec.
 type Codec[T any] interface {
@@ -35,26 +33,6 @@ func (JSON[T]) Encode(v T) ([]byte, error) { return json.Marshal(v) }
 
 // Decode reads JSON.
 func (JSON[T]) Decode(b []byte) (v T, err error) { return v, json.Unmarshal(b, &v) }
-
-// Gob encodes values with encoding/gob.
-type Gob[T any] struct{}
-
-// Encode returns v as gob. A nil pointer is an error, because gob has none.
-func (Gob[T]) Encode(v T) ([]byte, error) {
-	for p := reflect.ValueOf(v); p.Kind() == reflect.Pointer; p = p.Elem() {
-		if p.IsNil() {
-			return nil, fmt.Errorf("gob: a nil pointer of type %v", p.Type())
-		}
-	}
-	var b bytes.Buffer
-	err := gob.NewEncoder(&b).Encode(&v)
-	return b.Bytes(), err
-}
-
-// Decode reads gob.
-func (Gob[T]) Decode(b []byte) (v T, err error) {
-	return v, gob.NewDecoder(bytes.NewReader(b)).Decode(&v)
-}
 
 // Bytes passes bytes on as they are.
 type Bytes struct{}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/gobcodec"
 	"github.com/c10d-go/c10d/pg/pgtest"
 )
 
@@ -109,7 +110,7 @@ func TestObjectsThatCannotBeEncoded(t *testing.T) {
 	t.Run("nil pointers", func(t *testing.T) {
 		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 			var v *struct{ Loss float64 }
-			_, err := pg.BroadcastObject(t.Context(), g, []*struct{ Loss float64 }{v}, 0, pg.Gob[*struct{ Loss float64 }]{})
+			_, err := pg.BroadcastObject(t.Context(), g, []*struct{ Loss float64 }{v}, 0, gobcodec.Codec[*struct{ Loss float64 }]{})
 			require.ErrorContains(t, err, "gob: a nil pointer of type *struct { Loss float64 }")
 		})
 	})

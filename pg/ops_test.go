@@ -15,6 +15,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/gobcodec"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -419,7 +420,7 @@ func TestObjects(t *testing.T) {
 		name  string
 		codec pg.Codec[point]
 		torch bool
-	}{{"json", pg.JSON[point]{}, false}, {"gob", pg.Gob[point]{}, false}, {"beside PyTorch", pg.JSON[point]{}, true}} {
+	}{{"json", pg.JSON[point]{}, false}, {"gob", gobcodec.Codec[point]{}, false}, {"beside PyTorch", pg.JSON[point]{}, true}} {
 		t.Run(tc.name, func(t *testing.T) {
 			pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
 				if tc.torch {

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -67,14 +66,19 @@ func keep(name, prefix string, number int) error {
 			}
 		}
 	}
-	if run = unfit.ReplaceAllString(run, "-"); run == "" {
+	if run = strings.Map(fit, run); run == "" {
 		run = info.ModTime().UTC().Format("20060102T150405.000")
 	}
 	return ownfile.Explain(name, os.Rename(name, earlier(prefix, run[:min(len(run), 64)], attempt)+strconv.Itoa(number)))
 }
 
-// unfit are characters that a job's name can have, and that need not be in a file's name.
-var unfit = regexp.MustCompile(`[^A-Za-z0-9._-]`)
+// fit replaces a character that a job's name can have, and that need not be in a file's name.
+func fit(r rune) rune {
+	if r < '0' && r != '.' && r != '-' || '9' < r && r < 'A' || 'Z' < r && r < 'a' && r != '_' || 'z' < r {
+		return '-'
+	}
+	return r
+}
 
 // earlier returns the prefix of the dumps of an earlier run. It lacks the last character of prefix, because PyTorch's
 // analyzer reads each file whose name contains prefix as a dump of the newest run.

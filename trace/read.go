@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -78,10 +77,8 @@ func Parse(name string, data []byte) (*File, error) {
 	return f, nil
 }
 
-var (
-	lastNumber = regexp.MustCompile(`\d+$`)
-	numbers    = regexp.MustCompile(`\d+`)
-)
+// noDigit tells what separates numbers.
+func noDigit(r rune) bool { return r < '0' || '9' < r }
 
 func parse(name string, data []byte) (*File, error) {
 	top, err := unpickle(data)
@@ -100,7 +97,7 @@ func parse(name string, data []byte) (*File, error) {
 	}
 	if rank, ok := d["rank"].(int64); ok {
 		f.Rank = int(rank)
-	} else if f.Rank, err = strconv.Atoi(lastNumber.FindString(name)); err != nil {
+	} else if f.Rank, err = strconv.Atoi(name[strings.LastIndexFunc(name, noDigit)+1:]); err != nil {
 		return nil, errors.New("it does not say its rank: its name must end with the rank's number")
 	}
 	lists := make(map[string][]int) // one text can be that of many groups
@@ -108,7 +105,7 @@ func parse(name string, data []byte) (*File, error) {
 		ranks, _ := fields(v)["ranks"].(string)
 		list, ok := lists[ranks]
 		if !ok {
-			for _, n := range numbers.FindAllString(ranks, -1) {
+			for _, n := range strings.FieldsFunc(ranks, noDigit) {
 				if r, err := strconv.Atoi(n); err == nil {
 					list = append(list, r)
 				}

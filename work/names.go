@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -63,83 +62,163 @@ func (n *Names) Of(members []int) *Names {
 	return part
 }
 
-var (
-	// ranksInText finds "rank 2", "ranks 1, 2 and 5", "link between 1 and 2", and "these came: 1". Without numbers it finds
-	// other people's words: in quotes, and the cause that the program gave a context.
-	ranksInText = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|\bcontext (?:deadline exceeded|canceled): [^;]*|(?:\b[Rr]anks?|\blink between|\bthese came:) (\d+(?:, \d+)*(?: and \d+)?)\b`)
-
-	// groupInText finds the name of a group.
-	groupInText = regexp.MustCompile(`\bgroup ("(?:[^"\\]|\\.)*")`)
-
-	// otherRanks come after numbers that are no ranks of the group, or that have been named already.
-	otherRanks = regexp.MustCompile(`^(?:-\d| \(global rank| of (?:the default )?group\b| of (?:a|the) (?:job|world)\b)`)
-
-	// wordsBegin finds the end of "step 1 of 2: rank 2 aborted the group: ", which the program's words follow.
-	wordsBegin = regexp.MustCompile(`\b(?:aborted|cancelled|panicked|panic)\b[^:]*: `)
-
-	rankNumbers = regexp.MustCompile(`\d+`)
-)
-
 // said returns what an error's cause says. The program's own words are left alone if it has aborted or cancelled the
 // operation or panicked: nobody knows which ranks these mean.
 func (n *Names) said(group string, err error) string {
 	text, words := err.Error(), ""
 	if errors.Is(err, ErrAborted) || errors.Is(err, ErrCanceled) || errors.Is(err, ErrPanicked) {
-		if at := wordsBegin.FindStringIndex(text); at != nil {
-			text, words = text[:at[1]], text[at[1]:]
-		}
+		at := programsWords(text)
+		text, words = text[:at], text[at:]
 	}
 	return n.Say(group, text) + words
 }
 
+// programsWords returns where the program's words begin in "step 1 of 2: rank 2 aborted the group: words", len(text) if
+// there are none.
+func programsWords(text string) int {
+	for i := range text {
+		for _, word := range []string{"aborted", "cancelled", "panicked", "panic"} {
+			if !wordAt(text, i, word) {
+				continue
+			}
+			before, words, found := strings.Cut(text[i:], ":")
+			if found && strings.HasPrefix(words, " ") {
+				return i + len(before) + len(": ")
+			}
+		}
+	}
+	return len(text)
+}
+
+// wordAt reports whether words stand at i in text, with no letter or digit before and behind them.
+func wordAt(text string, i int, words string) bool {
+	return (i == 0 || !isWord(text[i-1])) && strings.HasPrefix(text[i:], words) &&
+		(i+len(words) == len(text) || !isWord(text[i+len(words)]) || words[len(words)-1] == ' ')
+}
+
+func isWord(b byte) bool {
+	return '0' <= b && b <= '9' || 'A' <= b && b <= 'Z' || 'a' <= b && b <= 'z' || b == '_'
+}
+
 // Say returns a text of the group's backend with the global rank behind each of the group's ranks. It leaves alone what
-// an error of another group has said.
+// an error of another group has said, quoted texts, and the cause that the program gave a context.
 func (n *Names) Say(group, text string) string {
 	if n == nil || n.GlobalRanks == nil {
 		return text
 	}
+	end := ownEnd(group, text)
+	var b strings.Builder
+	from := 0
+	for i := 0; i < end; {
+		skip, ranks := ranksAt(text[:end], i)
+		to := i + skip
+		if len(ranks) > 0 && !otherRanks(text[to:]) {
+			before := text[:i]
+			if !strings.HasSuffix(before, "global ") && !strings.HasSuffix(before, "[") {
+				b.WriteString(text[from:to])
+				b.WriteString(n.global(ranks))
+				from = to
+			}
+		}
+		i = max(to, i+1)
+	}
+	b.WriteString(text[from:])
+	return b.String()
+}
+
+// ownEnd returns where an error of another group begins in a text, len(text) if none does.
+func ownEnd(group, text string) int {
 	end := len(text)
 	if i := strings.Index(text, "work: "); i >= 0 {
 		end = i
 	}
-	for _, at := range groupInText.FindAllStringSubmatchIndex(text, -1) {
-		if name, err := strconv.Unquote(text[at[2]:at[3]]); err != nil || name != group {
-			end = min(end, at[0])
-			break
-		}
-	}
-	var b strings.Builder
-	from := 0
-	for _, at := range ranksInText.FindAllStringSubmatchIndex(text[:end], -1) {
-		if at[2] < 0 {
-			continue
-		}
-		list, to := text[at[2]:at[3]], at[1]
-		if strings.HasPrefix(text[to:], " more") { // "ranks 1, 2 and 5 more"
-			list = list[:max(strings.LastIndex(list, " and "), 0)]
-			to = at[2] + len(list)
-		}
-		before := text[:at[0]]
-		if otherRanks.MatchString(text[to:]) || strings.HasSuffix(before, "global ") || strings.HasSuffix(before, "[") {
-			continue
-		}
-		var ranks []int
-		for _, digits := range rankNumbers.FindAllString(list, -1) {
-			r, err := strconv.Atoi(digits)
-			if err != nil {
-				r = -1
+	for i := range text[:end] {
+		if wordAt(text, i, "group ") {
+			quoted := text[i+len("group "):]
+			n := quotedEnd(quoted)
+			if name, err := strconv.Unquote(quoted[:n]); n > 0 && (err != nil || name != group) {
+				return i
 			}
-			ranks = append(ranks, r)
 		}
-		if len(ranks) == 0 {
-			continue
-		}
-		b.WriteString(text[from:to])
-		b.WriteString(n.global(ranks))
-		from = to
 	}
-	b.WriteString(text[from:])
-	return b.String()
+	return end
+}
+
+// ranksAt looks for words such as "rank 2", "ranks 1, 2 and 5", "link between 1 and 2" and "these came: 1" at i. It
+// returns how many bytes to go on by, and the ranks.
+func ranksAt(text string, i int) (skip int, ranks []int) {
+	if n := quotedEnd(text[i:]); n > 0 {
+		return n, nil
+	}
+	for _, words := range []string{"context deadline exceeded: ", "context canceled: "} {
+		if wordAt(text, i, words) {
+			cause, _, _ := strings.Cut(text[i:], ";")
+			return len(cause), nil
+		}
+	}
+	for _, words := range []string{"rank ", "ranks ", "Rank ", "Ranks ", "link between ", "these came: "} {
+		if wordAt(text, i, words) {
+			n, ranks := rankList(text[i+len(words):])
+			return len(words) + n, ranks
+		}
+	}
+	return 0, nil
+}
+
+// quotedEnd returns the length of the text in quotes with which text begins, 0 if there is none.
+func quotedEnd(text string) int {
+	for i := 1; i < len(text) && text[0] == '"'; i++ {
+		switch text[i] {
+		case '\\':
+			i++
+		case '"':
+			return i + 1
+		}
+	}
+	return 0
+}
+
+// rankList reads "1", "1, 2" or "1, 2 and 5". In "1, 2 and 5 more" the last number is no rank.
+func rankList(text string) (end int, ranks []int) {
+	before := 0
+	for at := 0; ; {
+		digits := 0
+		for at+digits < len(text) && '0' <= text[at+digits] && text[at+digits] <= '9' {
+			digits++
+		}
+		if digits == 0 || at+digits < len(text) && isWord(text[at+digits]) {
+			return end, ranks
+		}
+		r, err := strconv.Atoi(text[at : at+digits])
+		if err != nil {
+			r = -1
+		}
+		last := at > 0 && text[at-2] == 'd' // of " and "
+		before, end, ranks = end, at+digits, append(ranks, r)
+		switch rest := text[end:]; {
+		case last && strings.HasPrefix(rest, " more"):
+			return before, ranks[:len(ranks)-1]
+		case strings.HasPrefix(rest, " more"):
+			return end, nil
+		case !last && strings.HasPrefix(rest, ", "):
+			at = end + len(", ")
+		case !last && strings.HasPrefix(rest, " and "):
+			at = end + len(" and ")
+		default:
+			return end, ranks
+		}
+	}
+}
+
+// otherRanks reports whether a text after numbers says that they are no ranks of the group, or names them already.
+func otherRanks(text string) bool {
+	if len(text) > 1 && text[0] == '-' && '0' <= text[1] && text[1] <= '9' || strings.HasPrefix(text, " (global rank") {
+		return true
+	}
+	of, is := strings.CutPrefix(text, " of ")
+	return is && slices.ContainsFunc([]string{"group", "the default group", "a job", "the job", "a world", "the world"}, func(whose string) bool {
+		return wordAt(of, 0, whose)
+	})
 }
 
 // Logger returns a logger whose lines name a group and this rank. Each rank of the group in a line has its

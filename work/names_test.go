@@ -18,6 +18,7 @@ func TestRankNames(t *testing.T) {
 		{"[Rank 0]: Ranks 1, 2 failed; these came: 0", "[Rank 0]: Ranks 1, 2 (global ranks 3 and 5) failed; these came: 0 (global rank 1)"},
 		{"waits for ranks 0, 1 and 2", "waits for ranks 0, 1 and 2 (global ranks 1, 3 and 5)"},
 		{"waits for ranks 0, 1 and 2 more", "waits for ranks 0, 1 (global ranks 1 and 3) and 2 more"},
+		{"waits for rank 0; 2 ranks 1 more", "waits for rank 0 (global rank 1); 2 ranks 1 more"},
 		{"link between 0 and 2: timed out", "link between 0 and 2 (global ranks 1 and 5): timed out"},
 		{"rank 1 of 3", "rank 1 (global rank 3) of 3"},
 		{"rank 3 died", "rank 3 died"},

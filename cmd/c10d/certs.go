@@ -89,3 +89,12 @@ func setupCerts(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		return 0, nil
 	}
 }
+
+// secretFlags lets flags change f, whose present values are the defaults.
+func secretFlags(fs *flag.FlagSet, f *credentials.Files) {
+	fs.StringVar(&f.Cert, "tls-cert", f.Cert, "PEM `file` with the certificate: speak TLS 1.3, which only Go ranks do ("+credentials.CertVariable+")")
+	fs.StringVar(&f.Key, "tls-key", f.Key, "PEM `file` with the certificate's key ("+credentials.KeyVariable+")")
+	fs.StringVar(&f.CA, "tls-ca", f.CA, "PEM `file` with the authorities that sign the others' certificates ("+credentials.CAVariable+")")
+	fs.StringVar(&f.Secret, "tls-secret", f.Secret, "`file` with a secret of the job, in place of certificates ("+credentials.SecretVariable+")")
+	fs.StringVar(&f.Token, "token-file", f.Token, "`file` with a secret that clients of the store must know, which only Go ranks do ("+credentials.TokenVariable+")")
+}

@@ -94,7 +94,7 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	flags.StringVar(&j.LogDir, "log-dir", "", "write each rank's output to rank<k>.log in this `directory` instead of showing it; only you can read the files; those of an earlier run are removed")
 	flags.BoolVar(&j.Tee, "tee", false, "with -log-dir: show the output as well")
 	j.Secrets = credentials.FromEnv(os.Getenv)
-	j.Secrets.Flags(flags)
+	secretFlags(flags, &j.Secrets)
 	flags.BoolVar(&j.TLS, "tls", false, "speak TLS 1.3 everywhere, with the files of the other flags, or on one node with a secret made for this run")
 	flags.StringVar(&j.SecretsDir, "tls-dir", "", "`directory` of c10d certs: the launcher and each rank have a certificate of their own there")
 	flags.StringVar(&j.Debug, "debug", "", "serve a page with the state of all ranks at `host:port` of node 0, such as 127.0.0.1:6060; other addresses than loopback need certificates or a token")

@@ -23,7 +23,7 @@ func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	var o tcp.ServerOptions
 	listen := flags.String("listen", "127.0.0.1:29500", "`host:port` to listen on; port 0 means a free one, no host means all interfaces")
 	secrets := credentials.FromEnv(os.Getenv)
-	secrets.Flags(flags)
+	secretFlags(flags, &secrets)
 	flags.IntVar(&o.MaxClients, "max-clients", 0, "at most `n` connections at a time; 0 means half of the limit of descriptors, and 16384 at most")
 	flags.Int64Var(&o.MaxMemory, "max-memory", 0, "at most `n` bytes of keys and values; 0 means 1 GiB")
 	stats := flags.Duration("stats", 0, "print statistics to standard error at intervals of this `duration`, and at the end; 0 means never")

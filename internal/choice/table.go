@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"github.com/c10d-go/c10d/internal/plan"
@@ -183,13 +182,9 @@ func digest(rows []Row) string {
 func (t *Table) WriteTo(w io.Writer) (int64, error) {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s\ncommand %s\nmachine %s\n", header, t.command, t.machine)
-	tw := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "# "+strings.Join(columns[:], "\t"))
+	fmt.Fprintln(&b, "# "+strings.Join(columns[:], " "))
 	for _, r := range t.rows {
-		fmt.Fprintln(tw, strings.Join(r.fields(), "\t"))
-	}
-	if err := tw.Flush(); err != nil {
-		return 0, err
+		fmt.Fprintln(&b, strings.Join(r.fields(), " "))
 	}
 	return b.WriteTo(w)
 }

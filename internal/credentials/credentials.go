@@ -7,7 +7,6 @@ package credentials
 
 import (
 	"crypto/tls"
-	"flag"
 	"fmt"
 	"path/filepath"
 )
@@ -72,15 +71,6 @@ func FromEnv(getenv func(string) string) Files {
 
 // TLS reports whether the files switch TLS on.
 func (f Files) TLS() bool { return f.Cert != "" || f.Key != "" || f.CA != "" || f.Secret != "" }
-
-// Flags lets flags change f, whose present values are the defaults.
-func (f *Files) Flags(fs *flag.FlagSet) {
-	fs.StringVar(&f.Cert, "tls-cert", f.Cert, "PEM `file` with the certificate: speak TLS 1.3, which only Go ranks do ("+CertVariable+")")
-	fs.StringVar(&f.Key, "tls-key", f.Key, "PEM `file` with the certificate's key ("+KeyVariable+")")
-	fs.StringVar(&f.CA, "tls-ca", f.CA, "PEM `file` with the authorities that sign the others' certificates ("+CAVariable+")")
-	fs.StringVar(&f.Secret, "tls-secret", f.Secret, "`file` with a secret of the job, in place of certificates ("+SecretVariable+")")
-	fs.StringVar(&f.Token, "token-file", f.Token, "`file` with a secret that clients of the store must know, which only Go ranks do ("+TokenVariable+")")
-}
 
 // Environ returns variables with the files' absolute names.
 func (f Files) Environ() ([]string, error) {

@@ -146,6 +146,7 @@ var layers = []layer{
 	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "internal/ownfile", "internal/rankpage", "store", "store/tcp", "trace/debug", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},
 	{"pg", []string{"tensor", "work", "trace", "store", "store/tcp", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/membership", "internal/notice", "internal/rankpage", "internal/rollcall", "internal/waiting"}},
+	{"pg/gobcodec", nil},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
 	{"weights", []string{ // a module of its own

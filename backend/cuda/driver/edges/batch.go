@@ -43,6 +43,7 @@ type operation struct {
 	waitTo   int
 	signal   uint32 // the value of its lane's word that stands for it
 	event    driver.Event
+	past     bool  // of a Past: the event was recorded before Run
 	waiters  int   // streams that wait for the event and have not been told to yet
 	byEvent  bool  // somebody waits for it by an event
 	byWord   bool  // a host waits for it
@@ -82,6 +83,11 @@ func (t *Tracker) Batch() *Batch {
 // come after that.
 func (b *Batch) Before(s driver.Stream, access ...driver.Access) {
 	b.add(operation{kind: kindBefore, stream: s}, access...)
+}
+
+// Past is Before for what s had been given when it recorded e. Run releases e, also with an error.
+func (b *Batch) Past(s driver.Stream, e driver.Event, access ...driver.Access) {
+	b.add(operation{kind: kindBefore, stream: s, event: e, past: true}, access...)
 }
 
 // After says that s, a stream whose work the tracker does not see, may use memory
@@ -267,6 +273,9 @@ func (b *Batch) free() {
 	b.t.mu.Lock()
 	defer b.t.mu.Unlock()
 	for i := range b.ops {
+		if o := &b.ops[i]; o.past && o.event != nil && !o.sink {
+			o.event.Release()
+		}
 		b.ops[i] = operation{}
 	}
 	b.ops, b.acc, b.waits, b.clocks, b.tails = b.ops[:0], b.acc[:0], b.waits[:0], b.clocks[:0], b.tails[:0]

@@ -697,3 +697,63 @@ func TestGoroutines(t *testing.T) {
 	require.NoError(t, errors.Join(errs...))
 	require.NoError(t, r.close())
 }
+
+// TestPast has a batch come after what a stream had been given when it recorded an event, and after nothing later.
+func TestPast(t *testing.T) {
+	r := newRig(t, 1, 1)
+	s, caller, other := r.stream(0, "s"), r.stream(0, "caller"), r.stream(0, "other")
+	x, gate := r.alloc(0, 10), r.host(4)
+	gate.Store32(0, 0)
+	require.NoError(t, caller.Memset(x, 1, 10))
+	e, err := caller.Record()
+	require.NoError(t, err)
+	unused, err := other.Record()
+	require.NoError(t, err)
+	require.NoError(t, caller.WaitValue(gate.Ptr(), 1, driver.Equal))
+	b := r.t.Batch()
+	b.Past(caller, e, driver.Writes(x, 10))
+	b.Past(other, unused, driver.Writes(x+10, 10)) // Run releases it
+	b.Memset(s, x, 2, 10)
+	p, err := b.Run()
+	require.NoError(t, err)
+	require.NoError(t, p.Sync(r.ctx), "it waits for what came after the event")
+	p.Release()
+	gate.Store32(0, 1)
+	var released *sim.Unused
+	require.ErrorAs(t, r.close(), &released, "nobody has waited for it")
+}
+
+// TestMark makes a stream wait for work that is enqueued later, or never.
+func TestMark(t *testing.T) {
+	for _, enqueued := range []bool{true, false} {
+		r := newRig(t, 1, 1)
+		s, caller, x := r.stream(0, "s"), r.stream(0, "caller"), r.alloc(0, 10)
+		for range 100 { // words are used again
+			m, err := r.t.Mark()
+			require.NoError(t, err)
+			require.NoError(t, m.Order(caller))
+			require.NoError(t, caller.Memset(x, 1, 10))
+			e, err := caller.Record()
+			require.NoError(t, err)
+			done, err := e.Done()
+			require.NoError(t, err)
+			require.False(t, done)
+			if enqueued {
+				b := r.t.Batch()
+				b.Memset(s, x, 2, 10)
+				b.Mark(s, m, driver.Writes(x, 10))
+				r.run(b)
+			}
+			m.End()
+			require.NoError(t, e.Sync(r.ctx))
+			e.Release()
+			b := r.t.Batch()
+			b.Before(caller, driver.Writes(x, 10))
+			b.Memset(s, x, 3, 10)
+			b.After(caller, driver.Writes(x, 10))
+			r.run(b)
+		}
+		require.NoError(t, r.t.Drain(r.ctx))
+		require.NoError(t, r.close())
+	}
+}

@@ -59,13 +59,15 @@ func (b *Batch) issue(p *Pending) error {
 			o.signal = o.lane.signals
 		}
 		if o.byEvent || o.sink {
-			e, err := o.lane.record()
-			if err != nil {
-				return err
+			if !o.past {
+				e, err := o.lane.record()
+				if err != nil {
+					return err
+				}
+				o.event = e
 			}
-			o.event = e
 			if o.sink {
-				p.events = append(p.events, e)
+				p.events = append(p.events, o.event)
 			}
 		}
 	}
@@ -152,7 +154,7 @@ func (b *Batch) settle(p *Pending, failed bool) {
 	if failed {
 		b.tear(p)
 		for i := range b.ops {
-			if o := &b.ops[i]; o.event != nil && !o.sink {
+			if o := &b.ops[i]; o.event != nil && !o.sink && !o.past {
 				p.events = append(p.events, o.event)
 			}
 		}

@@ -281,14 +281,9 @@ func (p *Pending) Order(s driver.Stream) error {
 		if n.lane.hasEnded(n.signal) {
 			continue
 		}
-		if err := s.WaitValue(n.lane.wordPtr(), n.signal, driver.AtLeast); err != nil {
+		if err := p.t.await(s, n.lane.wordPtr(), n.signal); err != nil {
 			return err
 		}
-		e, err := s.Record()
-		if err != nil {
-			return err
-		}
-		p.t.reads(e)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -42,7 +42,9 @@ type Tracker struct {
 	closed  bool // also written under order, so that either lock will do to read it
 	batches []*Batch
 	pending []*Pending
-	readers []driver.Event // of streams of others that were given a wait for a word
+	marks   []Mark              // not in use
+	marked  []driver.HostMemory // their words
+	readers []driver.Event      // of streams of others that were given a wait for a word
 
 	aborts sync.WaitGroup // those that end the turns of aborted batches
 	quit   chan struct{}
@@ -130,17 +132,19 @@ func errClosed() error {
 	return &driver.Error{Call: "Tracker", Device: -1, Err: driver.ErrClosed}
 }
 
-// wordSize keeps words in lines of their own.
-const wordSize = 64
+// wordSize keeps words in lines of their own; manyWords is how many of them are allocated together.
+const (
+	wordSize  = 64
+	manyWords = 64
+)
 
 // needWord gives a lane a word, if it has none.
 func (t *Tracker) needWord(l *lane) error {
 	if l.word != nil {
 		return nil
 	}
-	const words = 64
-	if len(t.words) == 0 || t.next == words {
-		h, err := t.d.AllocHost(words * wordSize)
+	if len(t.words) == 0 || t.next == manyWords {
+		h, err := t.d.AllocHost(manyWords * wordSize)
 		if err != nil {
 			return err
 		}
@@ -271,7 +275,7 @@ func (t *Tracker) forget(l *lane) {
 // laneOf returns the lane of a stream, a new one if it is not known.
 func (t *Tracker) laneOf(s driver.Stream) *lane {
 	for _, l := range t.lanes {
-		if l.stream != nil && same(l.stream, s) {
+		if l.stream != nil && Same(l.stream, s) {
 			return l
 		}
 	}
@@ -280,9 +284,9 @@ func (t *Tracker) laneOf(s driver.Stream) *lane {
 	return l
 }
 
-// same reports whether two streams are one queue: a borrowed stream and the
+// Same reports whether two streams are one queue: a borrowed stream and the
 // stream itself are.
-func same(a, b driver.Stream) bool {
+func Same(a, b driver.Stream) bool {
 	return a == b || a.Handle() != 0 && a.Handle() == b.Handle() && a.Device() == b.Device()
 }
 
@@ -292,7 +296,7 @@ func (t *Tracker) Forget(s driver.Stream) {
 	t.order.Lock()
 	defer t.order.Unlock()
 	for _, l := range t.lanes {
-		if l.stream != nil && same(l.stream, s) {
+		if l.stream != nil && Same(l.stream, s) {
 			t.forget(l)
 			return
 		}
@@ -304,6 +308,19 @@ func (t *Tracker) Forget(s driver.Stream) {
 func (t *Tracker) GiveUp() {
 	t.once.Do(func() { close(t.quit) })
 	t.aborts.Wait()
+}
+
+// await has a stream of somebody else wait for a word, whose memory stays until the stream has gone on.
+func (t *Tracker) await(s driver.Stream, word driver.Ptr, v uint32) error {
+	if err := s.WaitValue(word, v, driver.AtLeast); err != nil {
+		return err
+	}
+	e, err := s.Record()
+	if err != nil {
+		return err
+	}
+	t.reads(e)
+	return nil
 }
 
 // reads notes that a stream of somebody else reads a word until e has passed.
@@ -324,8 +341,8 @@ func (t *Tracker) reads(e driver.Event) {
 	t.readers = append(append(all, e), t.readers...)
 }
 
-// Drain waits until the streams that Order made wait for a Claim's turn have gone on, or
-// ctx ends. All turns must have ended.
+// Drain waits until the streams that Order made wait for a Claim's turn or for a Mark have gone on, or
+// ctx ends. All turns and marks must have ended.
 func (t *Tracker) Drain(ctx context.Context) error {
 	t.mu.Lock()
 	all := t.readers
@@ -352,12 +369,14 @@ func (t *Tracker) Close() error {
 	t.mu.Lock()
 	t.closed = true
 	inUse := len(t.readers) > 0
+	words := append(t.words, t.marked...)
+	t.marks, t.marked = nil, nil
 	t.mu.Unlock()
 	if inUse {
-		t.words = nil
+		words = nil
 	}
 	var err error
-	for _, h := range t.words {
+	for _, h := range words {
 		if e := h.Close(); err == nil {
 			err = e
 		}

@@ -36,6 +36,11 @@ var blockingWays = []struct {
 	{name: "through the host in parts", setup: hostOnly, layout: laid(3, 2000), more: func(sim.Call) bool { return true }},
 	{name: "memory that ranks share", setup: hostOnly, layout: flat(5000), more: func(sim.Call) bool { return true }},
 	{name: "a kernel that waits", setup: hostOnly, layout: flat(10)},
+	{name: "clusters in chunks", setup: func() setup {
+		s := clustered(2, 2)
+		s.options.Chunk = 400
+		return s
+	}, layout: flat(300)},
 }
 
 func hostOnly() setup {
@@ -245,11 +250,15 @@ func TestLaunchThatDoesNotReturn(t *testing.T) {
 // TestCloseDuringACall closes a rank while a call of the driver does not return, whatever the group does.
 func TestCloseDuringACall(t *testing.T) {
 	defer cuda.SetCloseLimit(100 * time.Millisecond)()
-	for _, way := range []string{"host", "kernels"} {
+	for _, way := range []string{"host", "kernels", "feeder"} {
 		t.Run(way, func(t *testing.T) {
 			s := directly(2)
-			if way == "host" {
+			switch way {
+			case "host":
 				s = hostOnly()
+			case "feeder":
+				s = clustered(1, 1)
+				s.options.Chunk = 4 // there are two
 			}
 			var hold atomic.Bool
 			held, release := make(chan struct{}), make(chan struct{})

@@ -38,7 +38,7 @@
 //
 // Every collective of dense tensors can go through the host: from the devices to page-locked memory, through the same
 // collective of a CPU backend, and back. The CPU backend is gloo, which makes a group of its own from
-// the same store. The call enqueues all copies, with waits for words between them. The host writes
+// the same store. Streams get all copies, with waits for words between them. The host writes
 // these words. No stream and no caller waits for the host in any other way. Larger tensors go in
 // chunks of Options.Chunk through a few slots of memory. So the way down, the CPU's part and the way
 // up overlap. All ranks cut alike, at borders of elements; New fails if they would not. With sums in
@@ -64,16 +64,26 @@
 // # Queues
 //
 // A stream of CUDA's has room for some 1000 commands. A caller that gives it more waits in the driver and holds locks
-// that others need. So an operation gives a stream at most 256 at a time, and 512 if it gets them in parts, however
-// large its tensors are. An operation through the host goes in up to 60 pieces. It goes in parts if it has more than
-// 57 tensors, or many runs of bytes where there are no kernels. Only all-reduces through memory that ranks share have
-// more commands, three for each of up to 256 chunks. A call in parts returns when all but the last parts have been
-// done, for which other ranks have to come. A call also waits while those before it in its group have left more than
-// 512 commands on a stream. These waits end with the operation's time, its context and the group.
+// that others need. So an operation gives a stream at most 256 at a time, however large its tensors are. An operation
+// through the host goes in up to 60 pieces. It goes in parts if it has more than 57 tensors, or many runs of bytes
+// where there are no kernels. Only all-reduces through memory that ranks share have
+// more commands, three for each of up to 256 chunks.
+//
+// A call through the host or clusters does not wait for room. It leaves its operation to the feeder, a goroutine of
+// the group, in these cases:
+//
+//   - The operation goes in parts, or through clusters in several chunks.
+//   - Operations before it have left more than 512 commands on a stream.
+//   - The feeder has not yet enqueued an earlier operation.
+//
+// The feeder enqueues operations in the order of the calls. It gets their memory when there is room. Such a call only
+// records an event on each stream of its tensors, and takes a word for the end of the operation. Synchronize has
+// streams wait for that word. A call of direct work waits while those before it have left more than 256 commands.
 //
 // With CUDA_LAUNCH_BLOCKING=1, and under some profilers and debuggers, a launch returns when its kernel has ended. A
-// call then returns when the ranks have done nearly all of its operation. It ends at the operation's timeout. A call
-// of the driver that does not return even then keeps the caller. Close gives up waiting for it after 5 s.
+// call without the feeder then returns when the ranks have done nearly all of its operation. It ends at the operation's
+// timeout. A call of the driver that does not return even then keeps the caller. Close gives up waiting for it, also
+// for the feeder's, after 5 s.
 //
 // The streams of collectives wait for other ranks. A group has two a device, one more with direct work,
 // and one for each lane that it has used (see Messages). Sends and receives through the host share two
@@ -244,7 +254,8 @@
 // and reduce_scatter, also coalesced, go inside the clusters, between them, and inside again (ClustersWork). A
 // cluster of 2 to 8 ranks with a device each has the kernels above. Each rank copies only its own part of the
 // tensor to the host, and the network carries it to the other clusters. Tensors go in chunks whose stages
-// overlap. All commands are enqueued by the call. Clusters without kernels do the steps inside on their hosts.
+// overlap. The call enqueues none of several chunks: see Queues. Clusters without kernels do the steps inside on
+// their hosts.
 //
 // All ranks get the same bits in all runs, but not those of a sum in the order of the ranks. Options.CPUOptions
 // with sums in rank order, or exact ones, keep the way through the host. So do several tensors in one

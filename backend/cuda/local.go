@@ -21,8 +21,7 @@ import (
 // devices: gloo's local collectives. Tensors count from 0, as ranks do. They may
 // share devices, and must be contiguous, of one dtype and of one shape.
 //
-// A call enqueues everything and returns. It waits first while earlier operations have left more than 512
-// commands on a stream. The operation comes after the commands that the tensors' streams (OnStream,
+// A call returns at once. The operation comes after the commands that the tensors' streams (OnStream,
 // WithStreams) have. Their later commands come after it, without Synchronize. Other streams are ordered
 // by the Work's Synchronize.
 //

@@ -11,7 +11,6 @@ import (
 	"unsafe"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
@@ -428,7 +427,7 @@ func (s *shadowed) release() {
 }
 
 // Before does nothing: the shadows are the call's own.
-func (m *mixed) Before(*edges.Batch, []*place.Place) {}
+func (m *mixed) Before(func(driver.Stream, ...driver.Access), []*place.Place) {}
 
 // Abort does nothing: the operations with the shadows end.
 func (m *mixed) Abort() {}

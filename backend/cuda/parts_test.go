@@ -21,7 +21,7 @@ import (
 
 // deepest is how many commands a stream may have been given and not have done: CUDA has
 // room for a thousand.
-const deepest = 512
+const deepest = 768
 
 // late calls f for every rank, for the last one when the others have got as far as they
 // can without it.

@@ -149,7 +149,7 @@ func (g *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration
 	if j.plan, err = g.planned(c, j.elem); err != nil {
 		return nil, err
 	}
-	o := &group.Operation{Print: c.Print}
+	o := &group.Operation{Print: c.Print, Later: j.plan.Chunks > 1}
 	switch {
 	case kernels:
 		newDeviceJob(j, o)

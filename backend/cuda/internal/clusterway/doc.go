@@ -12,8 +12,8 @@
 //	host                                                   the network
 //	up                                                                 copy back
 //
-// Inside, down and up are streams. All commands of all chunks are enqueued by the call. Package edges
-// computes the order between the streams:
+// Inside, down and up are streams. Of an operation of several chunks, the engine's feeder enqueues all
+// commands, after the call. Package edges computes the order between the streams:
 //
 //   - an event after the kernel,
 //   - a word that the stream writes when the slot is filled,
@@ -21,7 +21,7 @@
 //   - an event after the copy back.
 //
 // The kernels of the next chunks run meanwhile. Only the goroutine that serves the network waits between
-// the call and the end of the Work.
+// the first command and the end of the Work.
 //
 // Copies down and up are on streams of their own. On one stream, in the order of the plan, the copy down of
 // a chunk would delay the copy up of an earlier one. Kernels wait for that copy. Then only the network

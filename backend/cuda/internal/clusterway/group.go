@@ -10,7 +10,6 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
@@ -144,7 +143,7 @@ func (g *Group) Why() error {
 }
 
 // Before implements the engine's way: its operations are ordered by the engine's tracker.
-func (g *Group) Before(*edges.Batch, []*place.Place) {}
+func (g *Group) Before(func(driver.Stream, ...driver.Access), []*place.Place) {}
 
 // Abort ends the kernels, and what the hosts do inside.
 func (g *Group) Abort() {

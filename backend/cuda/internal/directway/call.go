@@ -208,17 +208,8 @@ func (c *Call) enqueue() error {
 	if err := c.afterCallers(s); err != nil {
 		return err
 	}
-	if d.B.Staged.Load() > 0 {
-		// Operations of other kinds are under way, which may use the same memory.
-		batch := d.B.Tracker.Batch()
-		batch.After(c.stream, c.uses...)
-		p, err := batch.Run()
-		if p != nil {
-			p.Release()
-		}
-		if err != nil {
-			return err
-		}
+	if err := d.B.After(c.stream, c.uses...); err != nil {
+		return err
 	}
 	if err := c.afterMessages(); err != nil {
 		return err
@@ -389,8 +380,8 @@ func (c *Call) Order(s work.Stream) error {
 // Abort ends the group because of this operation.
 func (c *Call) Abort(cause error) { c.d.B.Abort(cause) }
 
-// Before has a batch come after direct operations that use the same memory as the batch will.
-func (d *Group) Before(batch *edges.Batch, places []*place.Place) {
+// Before tells f which streams have direct operations that use the same memory as one in these places will.
+func (d *Group) Before(f func(s driver.Stream, access ...driver.Access), places []*place.Place) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.sweep()
@@ -422,13 +413,31 @@ func (d *Group) Before(batch *edges.Batch, places []*place.Place) {
 				all = append(all, a)
 			}
 		}
-		batch.Before(last, all...)
+		f(last, all...)
 	}
 	for _, m := range d.lanes.open {
 		if !m.over && m.stream != nil && conflicts(m.uses, uses) {
-			batch.Before(m.stream, m.uses...)
+			f(m.stream, common(uses, m.uses)...)
 		}
 	}
+}
+
+// common returns the bytes that two lists have in common, as b uses them. Both are in order of their addresses. To the
+// tracker, Before's bytes are the operation's own. So no others may be among them.
+func common(a, b []driver.Access) (all []driver.Access) {
+	end := func(x driver.Access) driver.Ptr { return x.Ptr + driver.Ptr(x.Len) }
+	for len(a) > 0 && len(b) > 0 {
+		lo, hi := max(a[0].Ptr, b[0].Ptr), min(end(a[0]), end(b[0]))
+		if lo < hi {
+			all = append(all, driver.Access{Ptr: lo, Len: int(hi - lo), Mode: b[0].Mode})
+		}
+		if end(a[0]) < end(b[0]) {
+			a = a[1:]
+		} else {
+			b = b[1:]
+		}
+	}
+	return all
 }
 
 // sortUses brings uses in the order of their addresses.

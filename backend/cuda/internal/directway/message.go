@@ -391,16 +391,8 @@ func (m *Message) begin() error {
 // afterOthers orders the message after other operations that use its memory.
 func (m *Message) afterOthers() error {
 	d := m.d
-	if d.B.Staged.Load() > 0 {
-		batch := d.B.Tracker.Batch()
-		batch.After(m.stream, m.uses...)
-		p, err := batch.Run()
-		if p != nil {
-			p.Release()
-		}
-		if err != nil {
-			return err
-		}
+	if err := d.B.After(m.stream, m.uses...); err != nil {
+		return err
 	}
 	d.mu.Lock()
 	var last *Call

@@ -71,6 +71,10 @@ func (c *Call) among(all []*place.Place, n int) (err error) {
 	if c.captured {
 		return errCaptureDevice
 	}
+	// These streams are the operations' that were called before: they get theirs first.
+	if err := b.Poll(c.ctx, c.timeout, func() (bool, error) { return b.Fed(), nil }); err != nil {
+		return err
+	}
 	var uses []driver.Access
 	for _, p := range all {
 		if _, p.Up, err = b.Streams(p.Dev); err != nil {

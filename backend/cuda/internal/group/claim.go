@@ -18,13 +18,13 @@ func (o *Operation) enqueueClaim(places []*place.Place) (err error) {
 	if o.Legs[0].Src != nil {
 		access = driver.Reads
 	}
-	all := o.line.accesses[:0]
+	all := o.accesses[:0]
 	for _, p := range places {
 		p.Uses(func(x place.Span) { all = append(all, access(p.Base+driver.Ptr(x.Off), x.N)) })
 	}
 	o.claimed = batch.Claim(o.claim, all...)
-	o.line.accesses = all
-	o.pending, err = batch.Run()
+	o.accesses = all
+	o.pending, err = o.give(batch)
 	return err
 }
 

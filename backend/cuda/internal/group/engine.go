@@ -5,7 +5,8 @@
 //
 //	engine            a group begins and ends
 //	meet              what its ranks tell each other
-//	message, issue    a call becomes an operation on the streams
+//	message, issue,   a call becomes an operation on the streams
+//	feeder
 //	run               its host's part, and its end
 //	shared            all-reduces through memory that the ranks share
 //	onetoall          broadcasts from host to host
@@ -35,6 +36,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
+	"github.com/c10d-go/c10d/internal/ring"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -72,8 +74,12 @@ type Engine struct {
 
 	sharedSlots int // of the exchange, for each rank
 
+	making   sync.Mutex // of streams and kernels
+	byCall   temporary  // guarded by Calls
+	byFeeder temporary
+
 	Calls       sync.Mutex // makes the order of calls that of what they enqueue
-	collectives uint64     // that were issued; guarded by calls, like packers
+	collectives uint64     // that were issued; guarded by calls
 	hosted      bool       // a collective has gone through the hosts since the last barrier that did
 	packers     map[int]*packer
 
@@ -96,16 +102,17 @@ type Engine struct {
 	gaveUp   bool      // Close has ended turns before what they come after
 	idle     []*shared // for later operations
 	posted   map[Post]chan struct{}
-	entering *Operation  // that is being enqueued, until it is queued
-	entry    *time.Timer // queues that one
+	unfed    ring.Queue[*Operation] // for the feeder, which takes out those that it has enqueued
+	feeds    sync.Cond              // unfed or fed has changed
+	fed      bool                   // there is nothing more for the feeder
 	wg       sync.WaitGroup
 	p2p      sync.WaitGroup
 }
 
 // way has operations that do not go through the engine's streams.
 type way interface {
-	// Before has a batch come after the operations that use the same memory as the batch will.
-	Before(batch *edges.Batch, places []*place.Place)
+	// Before tells f which streams have operations that use the same memory as one in these places will.
+	Before(f func(s driver.Stream, access ...driver.Access), places []*place.Place)
 
 	// Abort ends all operations: the group has failed.
 	Abort()
@@ -146,6 +153,7 @@ func New(c Config) (*Engine, error) {
 		messages: &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)}, Board: new(board.Board),
 	}
 	b.timeout.Store(int64(c.Timeout))
+	b.feeds.L = &b.Mu
 	b.todo.Init(&b.Mu)
 	b.ending.Init(&b.Mu)
 	if c.Missing == nil {
@@ -162,6 +170,7 @@ func (b *Engine) OneHost() bool { return b.oneHost }
 
 // Start begins to serve operations.
 func (b *Engine) Start() {
+	b.wg.Go(b.feed)
 	b.wg.Go(b.work)
 	b.wg.Go(b.finish)
 }
@@ -238,10 +247,17 @@ func (b *Engine) Close() error {
 		return nil
 	}
 	defer close(b.closed)
-	if !b.interrupt() {
+	returned := b.interrupt()
+	if returned {
+		b.leave()
+		returned = b.fedWithin(CloseLimit)
+	}
+	if !returned {
 		// The call uses all that there is.
 		b.InUse.Store(true)
 		b.Mu.Lock()
+		b.fed = true
+		b.feeds.Broadcast()
 		b.todo.Close()
 		b.Mu.Unlock()
 		err := fmt.Errorf("cuda: a call has not returned from the driver %v after the group ended, and its memory stays", CloseLimit)
@@ -250,7 +266,6 @@ func (b *Engine) Close() error {
 		}
 		return err
 	}
-	b.leave()
 	b.p2p.Wait()
 	b.Mu.Lock()
 	b.todo.Close()

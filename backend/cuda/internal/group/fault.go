@@ -59,7 +59,7 @@ func (o *Operation) Enqueued() bool { return o.issued.Load() }
 
 // blocked says if a call of the driver keeps the caller waiting while the operation is enqueued.
 func (o *Operation) blocked() string {
-	if o.Enqueued() {
+	if !o.driving.Load() {
 		return ""
 	}
 	why := "a stream is full, or a profiler or debugger makes launches block"

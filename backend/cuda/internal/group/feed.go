@@ -14,29 +14,39 @@ import (
 
 // feed gives the streams what an operation through the host has them do. That is nearly
 // always little, and they get it at once. With hundreds of tensors or of runs of bytes they
-// get it in parts: each part when the ones before it have left room. The call returns when the last
-// part has been enqueued.
+// get it in parts: each part when the ones before it have left room.
 //
 // The host has to take its turns between parts, and where a call of the driver waits for one: so do
 // launches with CUDA_LAUNCH_BLOCKING=1, and all calls on a full stream. So the operation goes to the
-// goroutine of the host's part with the end of the first part, or when that takes long.
+// goroutine of the host's part before the first part is enqueued.
 type feed struct {
 	o      *Operation
 	batch  *edges.Batch
 	copies []given // of the batch
 	turns  int     // the host's, of the batch
 	relays int     // those in which it sends on, which are of the same pieces
-	limit  int
-	err    error // nothing is enqueued any more
+	err    error   // nothing is enqueued any more
 }
-
-// mostParts is how many parts of one operation a stream has at a time.
-const mostParts = 4
 
 // given is how many commands a stream gets, besides what orders it.
 type given struct {
 	s driver.Stream
 	n int
+}
+
+// past is where a stream was when the operation was called.
+type past struct {
+	stream driver.Stream
+	event  driver.Event // nil once a batch has it
+	uses   []driver.Access
+}
+
+// temporary is memory of who enqueues an operation, kept for the next one.
+type temporary struct {
+	places   []*place.Place
+	callers  []driver.Stream
+	accesses []driver.Access
+	feed     feed
 }
 
 // hostTurn is a turn of the host's, in a part.
@@ -50,7 +60,7 @@ type Commander interface {
 
 // begin begins an operation on tensors in these places.
 func (f *feed) begin(o *Operation, places []*place.Place) {
-	f.o, f.limit, f.err = o, mostCommands-spareCommands, nil
+	f.o, f.err = o, nil
 	f.next()
 	o.prologue(f.batch, places)
 	if !o.long {
@@ -58,21 +68,27 @@ func (f *feed) begin(o *Operation, places []*place.Place) {
 	}
 	// A batch forgets what callers' streams did that nothing in it comes after. So all
 	// streams of the operation wait for those at once, before they write a word for nobody.
-	l := o.line
-	all := l.accesses[:0]
+	all := o.accesses[:0]
 	for _, p := range places {
 		p.Uses(func(x place.Span) { all = append(all, driver.Reads(p.Base+driver.Ptr(x.Off), x.N)) })
 	}
 	for _, s := range o.everyStream() {
 		f.batch.Signal(s, o.staging.Ptr()+driver.Ptr(o.word), 0, all...)
 	}
-	l.accesses = all
+	o.accesses = all
 }
 
 // prologue orders the operation after what direct work and the callers' streams did with its tensors.
 func (o *Operation) prologue(batch *edges.Batch, places []*place.Place) {
+	if o.later {
+		for i := range o.past {
+			p := &o.past[i]
+			batch.Past(p.stream, p.event, p.uses...)
+		}
+		return
+	}
 	for _, w := range o.B.Ways {
-		w.Before(batch, places)
+		w.Before(batch.Before, places)
 	}
 	o.callers(batch.Before, places)
 }
@@ -83,30 +99,30 @@ func (o *Operation) callers(f func(s driver.Stream, access ...driver.Access), pl
 	if o.given != nil {
 		streams = o.given.Before
 	} else {
-		streams = o.line.callers[:0]
+		streams = o.temporary.callers[:0]
 		for _, p := range places {
 			if p.Stream != nil && !slices.Contains(streams, p.Stream) {
 				streams = append(streams, p.Stream)
 			}
 		}
-		o.line.callers = streams
+		o.temporary.callers = streams
 	}
 	for _, s := range streams {
 		// At once, as it is one point of the stream: what is said twice is recorded
 		// twice.
-		all := o.line.accesses[:0]
+		all := o.accesses[:0]
 		for _, p := range places {
 			if o.given != nil || p.Stream == s {
 				p.Uses(func(x place.Span) { all = append(all, driver.Writes(p.Base+driver.Ptr(x.Off), x.N)) })
 			}
 		}
 		f(s, all...)
-		o.line.accesses = all
+		o.accesses = all
 	}
-	clear(o.line.callers)
+	clear(o.temporary.callers)
 }
 
-// measure finds out whether the operation may get to the streams in parts.
+// measure finds out whether the operation gets to the streams in parts.
 func (o *Operation) measure() {
 	count := func(p *place.Place) (n int) {
 		switch {
@@ -191,7 +207,7 @@ func (f *feed) fits(s driver.Stream) bool {
 // room makes sure that an operation with so many commands has room for another one. Each of the
 // host's turns takes two more: a stream waits for it, and tells the host of its end.
 func (f *feed) room(n int) bool {
-	if f.err == nil && n+2*max(f.turns, f.relays) >= f.limit {
+	if f.err == nil && n+2*max(f.turns, f.relays) >= mostCommands-spareCommands {
 		f.part()
 	}
 	return f.err == nil
@@ -206,12 +222,7 @@ func (f *feed) part() {
 	o.mu.Lock()
 	o.parts, o.pending = append(o.parts, o.pending), nil
 	o.mu.Unlock()
-	if len(o.parts) == 1 {
-		f.limit = mostCommands/mostParts - spareCommands
-		o.occupy(mostInParts)
-		o.early()
-	}
-	if f.err = f.wait(); f.err == nil {
+	if f.err = o.room(); f.err == nil {
 		f.next()
 	}
 }
@@ -228,82 +239,12 @@ func (f *feed) run() {
 	o.pending = f.batch.Pending()
 	o.mu.Unlock()
 	f.batch.KeepTurns() // the host may be in one
-	first := len(o.parts) == 0
-	if first {
-		o.enters()
+	if !o.handed {
+		o.hand()
 	}
-	_, f.err = f.batch.Run()
-	if first {
-		o.entered()
-	}
-}
-
-// enters begins to watch how long the operation's first part takes. After longEnough the operation goes
-// to the goroutine of the host's part.
-func (o *Operation) enters() {
-	b := o.B
-	b.Mu.Lock()
-	defer b.Mu.Unlock()
-	o.feeding.Add(1)
-	b.entering = o
-	if b.entry == nil {
-		b.entry = time.AfterFunc(longEnough, b.slow)
-	} else {
-		b.entry.Reset(longEnough)
-	}
-}
-
-// longEnough is 1000 times what it takes to enqueue an operation where calls of the driver do not block.
-const longEnough = 20 * time.Millisecond
-
-// slow queues the operation that is being enqueued.
-func (b *Engine) slow() {
-	b.Mu.Lock()
-	defer b.Mu.Unlock()
-	if o := b.entering; o != nil {
-		b.entering = nil
-		o.queued = true
-		b.put(o)
-	}
-}
-
-// entered ends what enters has begun.
-func (o *Operation) entered() {
-	b := o.B
-	b.entry.Stop()
-	b.Mu.Lock()
-	defer b.Mu.Unlock()
-	b.entering = nil
-	if !o.queued {
-		o.feeding.Done() // the host's part begins when all is there
-	}
-}
-
-// early queues an operation of which the first part has been enqueued, and others have not.
-func (o *Operation) early() {
-	if !o.queued {
-		o.feeding.Add(1)
-		o.queued = true
-		o.B.queue(o)
-	}
-}
-
-// Wait waits until the streams have room for a part.
-func (f *feed) wait() error {
-	o, b := f.o, f.o.B
-	room := func() (bool, error) {
-		if n := len(o.parts); n >= mostParts {
-			return o.parts[n-mostParts].Done()
-		}
-		return true, nil
-	}
-	most := max(MostQueued-(mostInParts-mostCommands), 0) + mostInParts
-	return o.poll(func() (bool, error) {
-		if b.queued.Load() > most {
-			return false, nil
-		}
-		return room()
-	})
+	p, err := o.give(f.batch)
+	f.err = err
+	o.occupy(p.Calls())
 }
 
 func (f *feed) next() {
@@ -315,6 +256,7 @@ func (f *feed) next() {
 func (f *feed) end() error {
 	o := f.o
 	if f.err == nil {
+		o.ends(f.batch)
 		f.run()
 	}
 	err := f.err
@@ -326,13 +268,50 @@ func (f *feed) end() error {
 		o.pending, o.parts = o.parts[n-1], o.parts[:n-1]
 	}
 	o.mu.Unlock()
-	if n == 0 && o.pending != nil {
-		o.occupy(o.pending.Calls())
-	}
-	if o.queued {
-		o.feeding.Done()
-	}
 	return err
+}
+
+// hand gives the operation to the goroutine of the host's part.
+func (o *Operation) hand() {
+	o.handed = true
+	o.feeding.Add(1)
+	if o.serve != nil {
+		o.serve()
+		return
+	}
+	o.B.Mu.Lock()
+	closed := o.B.todo.closed
+	if !closed {
+		o.B.todo.Put(o)
+	}
+	o.B.Mu.Unlock()
+	if closed { // a call of the driver has returned long after Close
+		o.Complete(o.named(work.ErrClosed))
+	}
+}
+
+// give enqueues a batch of the operation.
+func (o *Operation) give(b *edges.Batch) (*edges.Pending, error) {
+	for i := range o.past {
+		o.past[i].event = nil
+	}
+	o.driving.Store(true)
+	defer o.driving.Store(false)
+	return b.Run()
+}
+
+// ends has the last batch of a postponed operation end its mark. That of a message ends with its claim, by the host.
+func (o *Operation) ends(b *edges.Batch) {
+	if !o.later {
+		return
+	}
+	// Where there is a stream for the way up, the operation's last commands are there, or soon after.
+	l := &o.Legs[0]
+	s := l.Src
+	if len(l.Dst) > 0 {
+		s = l.Dst[0]
+	}
+	b.Mark(cmp.Or(s.Up, s.Down), o.mark, o.uses...)
 }
 
 // begin waits until a turn is the host's.

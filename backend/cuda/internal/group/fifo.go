@@ -49,15 +49,10 @@ func (q *Fifo[T]) Close() {
 	q.cond.Broadcast()
 }
 
-// queue hands a collective to the worker. The caller holds b.calls.
-func (b *Engine) queue(o *Operation) {
+// last notes that a collective is the last one. The caller holds b.calls.
+func (b *Engine) last(o *Operation) {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
-	b.put(o)
-}
-
-// put is queue for who holds b.Mu.
-func (b *Engine) put(o *Operation) {
 	if o.Info().Op == work.Barrier {
 		o.before = b.Last
 	}
@@ -66,5 +61,4 @@ func (b *Engine) put(o *Operation) {
 		o.line.broadcasts = (o.line.broadcasts + 1) & (1<<30 - 1)
 	}
 	b.Last = o.Work()
-	b.todo.Put(o)
 }

@@ -38,6 +38,9 @@ type Operation struct {
 	// Program, if not nil, is what the operation does instead of Call.
 	Program Program
 
+	// Later says that the operation has many commands.
+	Later bool
+
 	// Whole is for operations whose pieces the ranks cannot agree on.
 	Whole bool
 
@@ -64,7 +67,7 @@ type Operation struct {
 	staging driver.HostMemory
 	makes   []driver.Stream         // of Make, one a device
 	makeAt  int                     // where Make copies from: in staging, up to word
-	long    bool                    // it may get to the streams in parts
+	long    bool                    // it gets to the streams in parts
 	word    int                     // that its streams write, in staging
 	raw     []rawPlace              // tensors that the host packs and unpacks
 	packed  []packedPlace           // those that devices do
@@ -77,15 +80,27 @@ type Operation struct {
 	claim   *edges.Host             // of a message, and the turn in which it uses the tensor
 	claimed int
 	flying  bool           // it has left copies on its stream
-	queued  bool           // who does the host's part has it; for who issues it, and under Engine.Mu while it enters
+	serve   func()         // begins the host's part; nil if Engine.work does it
+	handed  bool           // who does the host's part has it; for who enqueues it
 	feeding sync.WaitGroup // until it has been enqueued, if it was given to that one before
 	issued  atomic.Bool    // it has been enqueued, or will not be
-	unwatch func() bool    // stops watching ctx
-	err     error
+	driving atomic.Bool    // a batch of it is being enqueued
+	staged  bool           // it has its streams and its memory; for who enqueues it
+
+	// Of an operation that the feeder enqueues.
+	later bool
+	mark  edges.Mark      // of its end
+	past  []past          // what it comes after
+	uses  []driver.Access // of the callers' memory
+
+	*temporary             // of who enqueues it
+	unwatch    func() bool // stops watching ctx
+	err        error
 
 	mu       sync.Mutex
 	turns    []hostTurn
 	parts    []*edges.Pending // enqueued before the last one
+	gone     int              // parts that no stream has any more; for who enqueues them
 	pending  *edges.Pending   // the last or only one, which may be being enqueued
 	feedErr  error            // why not all parts were
 	halted   bool             // no more parts are enqueued
@@ -127,14 +142,11 @@ func (b *Engine) Issue(ctx context.Context, op work.OpType, timeout time.Duratio
 	o.line = b.line
 	o.Print.Op, o.number = op, b.collectives
 	o.err = b.Enter(ctx, info, o.Print)
-	err = b.launch(o, result)
-	o.issued.Store(true)
-	if err != nil {
+	if err := b.launch(o, result); err != nil {
 		return nil, err
 	}
-	if !o.queued {
-		b.queue(o)
-	}
+	b.last(o)
+	b.pass(o)
 	o.beforeStream()
 	b.collectives++
 	b.hosted = op != work.Barrier
@@ -212,13 +224,15 @@ func (b *Engine) Issued(w *work.Work) {
 	b.collectives++
 }
 
-// launch gives an operation that was admitted to the streams. An error means that it has not been
-// issued. Later errors, on the streams, are the operation's.
+// launch begins an operation that was admitted. An error means that it has not been issued. Later errors,
+// of the feeder and on the streams, are the operation's.
 func (b *Engine) launch(o *Operation, result []*tensor.Tensor) error {
-	if o.err == nil {
+	later := b.waits(o)
+	if o.err == nil && !later {
 		if err := o.stage(); err != nil {
 			return o.named(err)
 		}
+		later = o.long && o.claim == nil
 	}
 	pool.Underway.Add(1)
 	b.Staged.Add(1)
@@ -232,24 +246,9 @@ func (b *Engine) launch(o *Operation, result []*tensor.Tensor) error {
 		s.first, s.number = s.x.Next, s.x.Number
 		s.x.Next += uint64(s.chunks)
 		s.x.Number++
-		if s.direct {
-			if o.err == nil {
-				o.err = o.room(s.commands())
-			}
-			o.occupy(s.commands())
-			// The operation may have ended, and given s back, before this returns.
-			wrong := o.err != nil
-			s.ending.Add(1)
-			o.queued = true
-			b.queue(o)
-			s.enqueue(o, wrong)
-			return nil
-		}
 	}
-	if o.err == nil && len(o.Legs) > 0 && !o.onHost() {
-		if err := o.enqueue(); err != nil && !o.queued {
-			o.err = err
-		}
+	if later {
+		o.err = o.postpone()
 	}
 	return nil
 }
@@ -275,6 +274,7 @@ func (o *Operation) watch() {
 
 // stage gives the operation its streams and its memory on the host.
 func (o *Operation) stage() error {
+	o.staged = true
 	var err error
 	if o.Program != nil {
 		return o.Program.Stage(o)
@@ -349,16 +349,10 @@ func (o *Operation) stage() error {
 // enqueue gives the streams all that they will do for the operation. The host's
 // part comes later, in its turns.
 func (o *Operation) enqueue() error {
-	if err := o.room(mostCommands); err != nil {
-		return err
-	}
-	all := o.line.places[:0]
-	for i := range o.Legs {
-		o.Legs[i].each(func(p *place.Place) { all = append(all, p.Tensor()) })
-	}
+	all := o.everyPlace(o.places[:0])
 	err := o.enqueueOn(all)
 	clear(all)
-	o.line.places = all
+	o.places = all
 	return err
 }
 
@@ -366,7 +360,7 @@ func (o *Operation) enqueueOn(places []*place.Place) error {
 	if o.claim != nil {
 		return o.enqueueClaim(places)
 	}
-	batch := &o.line.feed
+	batch := &o.feed
 	batch.begin(o, places)
 	o.pack(batch)
 	switch {
@@ -384,7 +378,7 @@ func (o *Operation) enqueueOn(places []*place.Place) error {
 		o.fill(batch)
 	}
 	o.unpack(batch)
-	if o.Returns && batch.err == nil {
+	if o.Returns && !o.later && batch.err == nil {
 		o.callers(batch.batch.After, places)
 	}
 	return batch.end()
@@ -421,6 +415,14 @@ func (o *Operation) order(s work.Stream) error {
 		return o.named(fmt.Errorf("synchronize: %T is no stream of package driver", s))
 	}
 	o.mu.Lock()
+	if o.later && !o.over {
+		m := o.mark
+		o.mu.Unlock()
+		if err := m.Order(st); err != nil {
+			return o.named(fmt.Errorf("synchronize: %w", err))
+		}
+		return o.Work().Err()
+	}
 	if o.pending == nil || o.over {
 		o.mu.Unlock()
 		return o.Work().Wait(context.Background())

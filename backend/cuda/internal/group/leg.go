@@ -121,17 +121,11 @@ func (o *Operation) everyStream() (all []driver.Stream) {
 type line struct {
 	host     *edges.Host
 	relay    *edges.Host           // nil until a broadcast sends something on
-	down, up map[int]driver.Stream // by device; touched only by who may use the line
+	down, up map[int]driver.Stream // by device; guarded by Engine.making
 
 	// broadcasts counts those from rank to rank, whose messages' tags need it: all
 	// ranks count them alike, and operations not. The backend's calls guards it.
 	broadcasts uint32
-
-	// Of the prologue and what follows, kept for the next one.
-	places   []*place.Place
-	callers  []driver.Stream
-	accesses []driver.Access
-	feed     feed
 }
 
 func (b *Engine) newLine() (*line, error) {
@@ -144,6 +138,8 @@ func (b *Engine) newLine() (*line, error) {
 
 // stream returns the line's stream of a device.
 func (l *line) stream(b *Engine, m map[int]driver.Stream, dev int, name string) (driver.Stream, error) {
+	b.making.Lock()
+	defer b.making.Unlock()
 	if s, ok := m[dev]; ok {
 		return s, nil
 	}

@@ -190,7 +190,9 @@ func (b *Engine) queueTogether(ctx context.Context, op work.OpType, print board.
 		return err
 	}
 	q.watch()
-	b.queue(q)
+	q.line = b.line
+	b.last(q)
+	b.pass(q)
 	return nil
 }
 

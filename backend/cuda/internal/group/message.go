@@ -73,14 +73,13 @@ func (b *Engine) Message(ctx context.Context, op work.OpType, o backend.P2POptio
 		free()
 		return nil, err
 	}
-	q.beforeStream()
 	b.Mu.Lock()
 	earlier = b.posted[key.order()]
 	b.posted[key.order()] = mine
 	b.Mu.Unlock()
 	b.p2p.Add(1)
 	b.open.Add(1)
-	go func() {
+	serve := func() {
 		err := q.run()
 		b.done(key, mine)
 		if err != nil {
@@ -94,7 +93,10 @@ func (b *Engine) Message(ctx context.Context, op work.OpType, o backend.P2POptio
 		}
 		b.open.Add(-1)
 		b.p2p.Done()
-	}()
+	}
+	q.serve = func() { go serve() }
+	b.pass(q)
+	q.beforeStream()
 	return q.Work(), nil
 }
 

@@ -181,7 +181,8 @@ func TestF09Beyond2GiB(t *testing.T) {
 			}
 			require.Equal(t, base+driver.Ptr(4*total), next)
 		}
-		batch := &b.line.feed
+		o.temporary = new(temporary)
+		batch := &o.feed
 		batch.begin(o, places)
 		o.fillOneToAll(batch)
 		require.NoError(t, batch.end())

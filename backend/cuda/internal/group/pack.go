@@ -122,8 +122,10 @@ type packer struct {
 	Err          error // why there are none
 }
 
-// Packer returns a device's. The caller holds b.calls.
+// Packer returns a device's.
 func (b *Engine) Packer(dev int) *packer {
+	b.making.Lock()
+	defer b.making.Unlock()
 	k := b.packers[dev]
 	if k == nil {
 		k = &packer{}

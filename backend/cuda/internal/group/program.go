@@ -12,7 +12,7 @@ import (
 // the others, watches its time and its context, and ends it.
 type Program interface {
 	// Stage gives the places of the operation's legs their streams, and gets memory. After an error
-	// it has got none. The caller holds Engine.Calls.
+	// it has got none. Operations are staged in the order of the calls.
 	Stage(o *Operation) error
 
 	// Fill adds the commands, at most mostCommands on a stream, and turns of the host. It is not
@@ -30,7 +30,7 @@ type Program interface {
 	Release(o *Operation)
 }
 
-// Streams returns the two streams of collectives on a device. The caller holds Calls.
+// Streams returns the two streams of collectives on a device.
 func (b *Engine) Streams(dev int) (down, up driver.Stream, err error) {
 	if down, err = b.line.stream(b, b.line.down, dev, "down"); err == nil {
 		up, err = b.line.stream(b, b.line.up, dev, "up")

@@ -114,7 +114,7 @@ func TestCommands(t *testing.T) {
 				next++
 				return p
 			}
-			o := &Operation{B: b, Ctx: t.Context(), line: b.line, Width: c.width}
+			o := &Operation{B: b, Ctx: t.Context(), line: b.line, Width: c.width, temporary: new(temporary)}
 			if c.broadcast {
 				l := Leg{N: n, DType: tensor.Float16}
 				if c.src > 0 {
@@ -172,27 +172,30 @@ func (hugeHost) Ptr() driver.Ptr { return 1 << 30 }
 func TestRoom(t *testing.T) {
 	b := &Engine{line: &line{}}
 	ctx, cancel := context.WithCancelCause(t.Context())
-	o := &Operation{B: b, Ctx: ctx, timeout: time.Hour, line: b.line}
+	after := func(d time.Duration) *Operation {
+		return &Operation{B: b, Ctx: ctx, timeout: d, deadline: time.Now().Add(d), line: b.line}
+	}
+	o := after(time.Hour)
 	o.occupy(int(MostQueued))
-	require.NoError(t, o.room(mostCommands))
-	hasty := &Operation{B: b, Ctx: ctx, timeout: time.Millisecond, line: b.line}
-	require.ErrorIs(t, hasty.room(mostCommands+1), work.ErrTimeout, "it takes more room than others")
+	require.NoError(t, o.room())
+	hasty := after(time.Millisecond)
+	hasty.Shared = &shared{chunks: mostCommands}
+	require.ErrorIs(t, hasty.room(), work.ErrTimeout, "it takes more room than others")
 	o.occupy(1)
 	var ended sync.WaitGroup
 	ended.Go(func() { b.queued.Add(-1) })
-	require.NoError(t, o.room(0))
+	require.NoError(t, o.room())
 	ended.Wait()
 	o.occupy(1)
 	message := &Operation{B: b, Ctx: ctx, line: &line{}}
 	message.occupy(100)
-	require.NoError(t, message.room(0))
+	require.NoError(t, message.room())
 	require.EqualValues(t, MostQueued+1, b.queued.Load())
-	short := &Operation{B: b, Ctx: ctx, timeout: time.Millisecond, line: b.line}
-	require.ErrorIs(t, short.room(0), work.ErrTimeout)
+	short := after(time.Millisecond)
+	require.ErrorIs(t, short.room(), work.ErrTimeout)
 	cause := errors.New("enough")
 	cancel(cause)
-	require.ErrorIs(t, o.room(0), cause)
+	require.ErrorIs(t, o.room(), cause)
 	b.fault.Store(&cause)
-	require.ErrorIs(t, short.room(0), cause)
-	require.NotErrorIs(t, short.room(0), work.ErrTimeout)
+	require.ErrorIs(t, after(time.Hour).room(), cause)
 }

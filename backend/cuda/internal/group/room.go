@@ -15,10 +15,8 @@ import (
 // locks, nothing moves any more. So an operation gives a stream few commands at a time, however
 // large its tensors are, and begins when the operations before it have left enough room.
 const (
-	// mostCommands is how many commands of one operation a stream has at a time, mostInParts
-	// how many if it gets them in parts.
+	// mostCommands is how many commands of one operation a stream gets at a time.
 	mostCommands = 256
-	mostInParts  = 2 * mostCommands
 
 	// spareCommands is what an operation gives a stream besides what it does for each
 	// piece: waits for callers' streams and for earlier operations, and its end.
@@ -29,8 +27,8 @@ const (
 	spreadCommands = 64
 )
 
-// MostQueued is how many commands a group's earlier operations may have left on a stream
-// when the next one is enqueued; a variable for tests.
+// MostQueued is how many commands of a group's operations may be left on a stream when it gets more; a
+// variable for tests.
 var MostQueued int64 = 2 * mostCommands
 
 // PiecesOf returns in how many pieces an operation goes at most that copies so many
@@ -61,27 +59,52 @@ func spreads(pieces, m int) int {
 	return (pieces + parts - 1) / parts
 }
 
-// room waits until the operation may be enqueued, which gives a stream at most so many
-// commands: the more they are, the fewer may be left of earlier operations.
-func (o *Operation) room(commands int) error {
-	most := max(MostQueued-int64(max(commands-mostCommands, 0)), 0)
-	if o.line != o.B.line || o.B.queued.Load() <= most {
-		return nil
+// mostBefore returns how many commands may be left when the operation, or its next part, is enqueued: the more it
+// gives a stream, the fewer.
+func (o *Operation) mostBefore() int64 {
+	if o.Shared == nil {
+		return MostQueued
 	}
-	return o.poll(func() (bool, error) { return o.B.queued.Load() <= most, nil })
+	return max(MostQueued-int64(max(o.Shared.commands()-mostCommands, 0)), 0)
 }
 
-// occupy notes how many commands of the operation a stream has at most, until it has
-// left the devices.
+// room waits until the operation, or its next part, may be enqueued.
+func (o *Operation) room() error {
+	if o.line != o.B.line {
+		return nil
+	}
+	most := o.mostBefore()
+	return o.poll(func() (bool, error) {
+		for ; o.gone < len(o.parts); o.gone++ {
+			p := o.parts[o.gone]
+			if done, err := p.Done(); !done || err != nil {
+				return false, err
+			}
+			o.occupy(-p.Calls())
+		}
+		return o.B.queued.Load() <= most, nil
+	})
+}
+
+// occupy notes that a stream has at most so many more commands of the operation. They count until
+// they are done, or the operation has left the devices.
 func (o *Operation) occupy(commands int) {
 	if o.line == o.B.line {
-		o.commands = commands
+		o.commands += commands
 		o.B.queued.Add(int64(commands))
 	}
 }
 
-// Poll waits until done returns true, or the operation cannot go on.
-func (o *Operation) poll(done func() (bool, error)) error { return o.B.Poll(o.Ctx, o.timeout, done) }
+// poll waits until done returns true, or the operation cannot go on.
+func (o *Operation) poll(done func() (bool, error)) error {
+	return o.B.Poll(o.Ctx, o.timeout, func() (bool, error) {
+		ok, err := done()
+		if ok || err != nil {
+			return ok, err
+		}
+		return false, o.expired()
+	})
+}
 
 // Poll waits until done returns true, or until something ends the operation.
 func (b *Engine) Poll(ctx context.Context, timeout time.Duration, done func() (bool, error)) error {

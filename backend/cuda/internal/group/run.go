@@ -270,6 +270,9 @@ func (o *Operation) settled(ctx context.Context) bool {
 	o.mu.Lock()
 	o.over = true // from here on Order leaves the batches alone
 	o.mu.Unlock()
+	if o.later {
+		o.mark.End()
+	}
 	if o.pending != nil {
 		if o.direct() {
 			o.Shared.release()

@@ -196,9 +196,9 @@ func (s *shared) batch(o *Operation, from, to int) error {
 	batch := o.B.Tracker.Batch()
 	batch.KeepTurns() // nobody has been told yet
 	if from == 0 {
-		o.line.places = append(o.line.places[:0], p)
-		o.prologue(batch, o.line.places)
-		clear(o.line.places)
+		o.places = append(o.places[:0], p)
+		o.prologue(batch, o.places)
+		clear(o.places)
 	}
 	for k := from; k < to; k++ {
 		c := s.first + uint64(k)
@@ -219,6 +219,8 @@ func (s *shared) batch(o *Operation, from, to int) error {
 	}
 	if to < s.chunks {
 		batch.Continues()
+	} else {
+		o.ends(batch)
 	}
 	pending := batch.Pending()
 	o.mu.Lock()
@@ -226,7 +228,7 @@ func (s *shared) batch(o *Operation, from, to int) error {
 	o.mu.Unlock()
 	s.batches[s.issued.Load()] = pending
 	s.issued.Add(1)
-	_, err := batch.Run()
+	_, err := o.give(batch)
 	return err
 }
 

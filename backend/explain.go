@@ -23,8 +23,8 @@ type Explanation struct {
 	Why     string `json:"why"`
 	Links   []Link `json:"links"` // by rank, without this one
 
-	// DeviceLink is what is between the ranks' devices, as tables of ways have it: peers, shared, host
-	// or hosts. It is empty for backends without devices, and until the first collective has found out.
+	// DeviceLink is what is between the ranks' devices, as tables of ways have it: peers, neighbours,
+	// shared, host or hosts. It is empty for backends without devices, and until the first collective has found out.
 	DeviceLink string `json:"device_link,omitempty"`
 
 	// Clusters are ranks that are near each other, if collectives go inside, between and inside

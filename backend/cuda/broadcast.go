@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,7 +47,7 @@ func (b *Backend) explainBroadcast() []backend.Choice {
 	}
 	way, not := b.options.Broadcast, ""
 	if way == "" || way == BroadcastDirect {
-		if err := cmp.Or(b.direct.Can(), b.direct.Known()); err != nil && way == BroadcastDirect {
+		if err := b.direct.Mesh(); err != nil && way == BroadcastDirect {
 			return []backend.Choice{{Op: op, UpTo: -1, Algorithm: "none", Why: "Options.Broadcast asks for it: " + err.Error()}}
 		} else if err != nil {
 			not = "; not " + BroadcastDirect + ": " + err.Error()
@@ -136,7 +135,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 		return b.direct.Issue(ctx, op, o.Timeout, c, print, ts...)
 	}
 	if b.options.Broadcast == BroadcastDirect && b.g.Broken() == nil && ctx.Err() == nil {
-		return nil, bad(op, "not in the way %q, which Options.Broadcast asks for: %v", BroadcastDirect, cmp.Or(b.direct.Can(), b.direct.Known()))
+		return nil, bad(op, "not in the way %q, which Options.Broadcast asks for: %v", BroadcastDirect, b.direct.Mesh())
 	}
 	if c := broadcastCall(ts, o, print); b.isBetween(ctx, op, c) {
 		if b.shadows(b.clusters.Why() == nil, ts) {

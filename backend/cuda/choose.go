@@ -38,7 +38,9 @@ func (o *Options) allowed(op plan.Op, name string) bool {
 	kernels := ways.Way{Name: name}.Kernels()
 	switch {
 	case op == plan.OpAllReduce && o.AllReduce == DirectWork:
-		return kernels
+		return kernels && name != ways.Ring
+	case op == plan.OpAllReduce && o.AllReduce == RingWork:
+		return name == ways.Ring
 	case op == plan.OpBroadcast && o.Broadcast != "":
 		return o.Broadcast == name || kernels && o.Broadcast == BroadcastDirect
 	}
@@ -71,30 +73,44 @@ func (b *Backend) setWays(t *choice.Table) {
 	over := func(l ways.Link) *ways.Ways {
 		return ways.New(t, ways.Group{Link: l, Ranks: b.g.Size, Allowed: b.options.allowed})
 	}
-	b.peers, b.shared, b.apart = over(ways.Peers), over(ways.Shared), over(ways.Host)
+	b.peers, b.ring, b.shared, b.apart = over(ways.Peers), over(ways.Neighbours), over(ways.Shared), over(ways.Host)
 	if !b.g.OneHost() {
 		b.apart = over(ways.Hosts)
 	}
 	if b.clusters != nil {
 		inside := ways.New(t, ways.Group{
-			Link: ways.Peers, Ranks: b.clusters.Ranks(), Allowed: func(_ plan.Op, name string) bool { return ways.Way{Name: name}.Kernels() },
+			Link: ways.Peers, Ranks: b.clusters.Ranks(),
+			Allowed: func(_ plan.Op, name string) bool { return name != ways.Ring && ways.Way{Name: name}.Kernels() },
 		})
 		b.clusters.Form = func(op plan.Op, bytes int) direct.Form { return form(inside.Of(op, bytes).Way) }
 	}
 	b.direct.Share = b.peers.Has(plan.OpAllReduce, ways.HostShared)
+	for _, op := range []plan.Op{plan.OpAllReduce, plan.OpReduceScatter, plan.OpAllGather} {
+		b.direct.Ring = b.direct.Ring || b.peers.Has(op, ways.Ring)
+	}
 }
 
 // link returns what is between the devices, as far as the ranks know yet.
 func (b *Backend) link() ways.Link {
 	switch {
-	case b.direct.Can() == nil && b.direct.Known() == nil:
+	case b.direct.Mesh() == nil:
 		return ways.Peers
+	case b.direct.Can() == nil && b.direct.Known() == nil:
+		return ways.Neighbours
 	case !b.g.OneHost():
 		return ways.Hosts
 	case b.direct.Shared.Load():
 		return ways.Shared
 	}
 	return ways.Host
+}
+
+// near returns the ways of calls that kernels can do. The ranks have connected.
+func (b *Backend) near() *ways.Ways {
+	if b.direct.Mesh() != nil {
+		return b.ring
+	}
+	return b.peers
 }
 
 // far returns the ways of calls that no kernel can do.
@@ -111,22 +127,22 @@ func (b *Backend) far() *ways.Ways {
 // decides: the table, the link and the call. It allocates nothing.
 func (b *Backend) choose(ctx context.Context, op work.OpType, t *tensor.Tensor, bytes int, cannot error, print board.Call) *ways.Range {
 	if cannot == nil && b.direct.Can() == nil && b.direct.Ready(ctx, op, b.deviceOf(t), print) == nil {
-		return b.peers.Of(planned(op), bytes)
+		return b.near().Of(planned(op), bytes)
 	}
 	return b.far().Of(planned(op), bytes)
 }
 
 // form returns how kernels do an operation.
 func form(w ways.Way) direct.Form {
-	return direct.Form{TwoShot: w.Name == ways.TwoShot, Blocks: w.Blocks}
+	return direct.Form{TwoShot: w.Name == ways.TwoShot, Ring: w.Name == ways.Ring, Blocks: w.Blocks}
 }
 
 // formOf returns how kernels do one of several parts of an operation, by its own bytes.
 func (b *Backend) formOf(op plan.Op, bytes int) direct.Form {
-	if r := b.peers.Of(op, bytes); r.Kernels() {
+	if r := b.near().Of(op, bytes); r.Kernels() {
 		return form(r.Way)
 	}
-	return direct.Form{TwoShot: int64(bytes) > ways.OneShotUpTo(b.g.Size)}
+	return direct.Form{TwoShot: int64(bytes) > ways.OneShotUpTo(b.g.Size), Ring: b.direct.Mesh() != nil}
 }
 
 // bytesOf returns the bytes of all tensors.

@@ -147,10 +147,10 @@ func TestTablesDiffer(t *testing.T) {
 	dtypes = [2][]tensor.DType{}
 	t.Setenv("C10D_CUDA_TABLE", one)
 	require.NoError(t, errors.Join(open("", same)...))
-	t.Setenv("C10D_CUDA_TABLE", tableOf(t, "all_reduce peers 2 1 1000 ring 1\n"))
+	t.Setenv("C10D_CUDA_TABLE", tableOf(t, "all_reduce peers 2 1 1000 mesh 1\n"))
 	for _, err := range open("", "") {
 		require.ErrorContains(t, err, `cuda: table of ways: choice: `)
-		require.ErrorContains(t, err, `no way "ring" of all_reduce on CUDA devices`)
+		require.ErrorContains(t, err, `no way "mesh" of all_reduce on CUDA devices`)
 	}
 	require.NoError(t, m.Close())
 }

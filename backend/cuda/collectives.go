@@ -85,6 +85,7 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 	if err != nil {
 		return nil, b.refused(ctx, op, err)
 	}
+	byKernels := registered == nil && (name == DirectWork || name == RingWork)
 	if registered == nil && name == SparseWork {
 		return b.allReduceSparse(ctx, ts, o, print)
 	}
@@ -92,7 +93,8 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 		if err := a.checked(); err != nil {
 			return nil, err
 		}
-		onDevice := name == DirectWork || name == ClustersWork && b.clusters.Why() == nil || name == HostWork && a.way.Name == ways.HostShared
+		onDevice := byKernels || name == ClustersWork && b.clusters.Why() == nil ||
+			name == HostWork && a.way.Name == ways.HostShared
 		if b.shadows(onDevice || registered != nil, ts) {
 			ts = slices.Clone(ts)
 			return b.mix(ctx, op, ts, ts, [][]*tensor.Tensor{ts}, func(ctx context.Context, l [][]*tensor.Tensor) (*work.Work, error) {
@@ -103,7 +105,7 @@ func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.
 			return nil, bad(op, "tensors are in CPU memory, this rank has no device, and the registered work %q comes before %q: ask for %[2]q by Options.AllReduce", name, ClustersWork)
 		}
 	}
-	if registered == nil && name == DirectWork {
+	if byKernels {
 		c, err := a.byKernels()
 		if err != nil {
 			return nil, bad(op, "%v", err)
@@ -752,7 +754,7 @@ func (b *Backend) allToAll(ctx context.Context, op work.OpType, o backend.AllToA
 // meets the others. If kernels did all collectives since the last barrier through the hosts, the
 // devices meet.
 func (b *Backend) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
-	if b.clusters == nil && b.direct.Can() == nil && b.direct.Known() == nil && !b.g.Hosted() {
+	if b.clusters == nil && b.direct.Mesh() == nil && !b.g.Hosted() {
 		return b.byKernels(ctx, work.Barrier, o.Timeout, board.Call{Root: -1}, directway.Part{}, nil)
 	}
 	q := &group.Operation{Print: board.Call{Root: -1}, Call: func(q *group.Operation, _ []*tensor.Tensor) error {

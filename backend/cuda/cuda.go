@@ -179,7 +179,7 @@ type Backend struct {
 
 	// The ways of operations over the links that the group may turn out to have. Apart is for devices
 	// that do not reach each other, and for calls that no kernel can do.
-	peers, shared, apart *ways.Ways
+	peers, ring, shared, apart *ways.Ways
 
 	clusters *clusterway.Group // nil if collectives do not go through several clusters
 	flat     error             // why not
@@ -277,7 +277,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		return nil, err
 	}
 	b := &Backend{g: g, options: own, direct: &directway.Group{B: g, DTypes: own.DTypes}}
-	if own.AllReduce != "" && own.AllReduce != DirectWork {
+	if own.AllReduce != "" && own.AllReduce != DirectWork && own.AllReduce != RingWork {
 		b.direct.Forbidden = fmt.Errorf("Options.AllReduce is %q", own.AllReduce)
 	}
 	g.Ways = append(g.Ways, b.direct)
@@ -327,7 +327,7 @@ func (b *Backend) prepare(ctx context.Context) error {
 		kernels.EachCast(func(_, _ tensor.DType, name string) { names = append(names, name) })
 		if b.direct.Can() == nil && (g.Driver.Count() == 1 || g.Devices >= g.Size) {
 			names = kernels.Names()
-			directway.Keep(g.Driver, g.Size, b.direct.DTypes) // else ranks share devices, most likely
+			directway.Keep(g.Driver, g.Size, b.direct.DTypes, b.direct.Ring) // else ranks share devices, most likely
 		} else if b.clusters != nil {
 			b.clusters.Keep()
 		}

@@ -79,7 +79,7 @@ func (b *Backend) Explain() backend.Explanation {
 			}
 		case work.Barrier:
 			c.Why = "after this rank's earlier collectives"
-			if b.clusters == nil && b.direct.Can() == nil && b.direct.Known() == nil {
+			if b.clusters == nil && b.direct.Mesh() == nil {
 				c.Algorithm = DirectWork
 				c.Why = "one kernel of each rank meets the others; the hosts meet after a collective that went through them"
 			}
@@ -99,8 +99,8 @@ func (b *Backend) Explain() backend.Explanation {
 // rank's tensors, -1 for any.
 func (b *Backend) ranges(op plan.Op) []ways.Range {
 	w := b.far()
-	if b.link() == ways.Peers {
-		w = b.peers
+	if l := b.link(); l == ways.Peers || l == ways.Neighbours {
+		w = b.near()
 	}
 	all := w.Ranges(op)
 	if op == plan.OpAllToAll {
@@ -133,9 +133,15 @@ func (b *Backend) explainRanges(op work.OpType, c backend.Choice) (all []backend
 		c.Why += "; not " + DirectWork + ": " + not.Error()
 		return []backend.Choice{c}
 	}
+	if not = b.direct.Mesh(); not != nil {
+		c.Why += "; not " + DirectWork + ": " + not.Error()
+	}
 	for _, r := range b.ranges(planned(op)) {
 		x := c
-		if x.UpTo = r.UpTo; r.Kernels() {
+		switch x.UpTo = r.UpTo; {
+		case r.Name == ways.Ring:
+			x.Algorithm, x.Why = RingWork, b.explainRing()
+		case r.Kernels():
 			x.Algorithm, x.Why = DirectWork, directway.Why
 		}
 		x.Why += "; " + said(r)
@@ -198,6 +204,8 @@ func (b *Backend) explainWork(t *tensor.Tensor) (c backend.Choice) {
 		how = "; entries go by way of page-locked memory through backend " + b.g.CPU.Name() + ", and the result to new device memory"
 	case name == ClustersWork:
 		how = "; " + b.explainClusters()
+	case name == RingWork:
+		how = "; " + b.explainRing() + "; " + said(*a.way)
 	default:
 		how = "; " + said(*a.way)
 		if x := b.g.Exchange.Load(); a.way.Name == ways.HostShared && x != nil {
@@ -214,6 +222,11 @@ func (b *Backend) explainWork(t *tensor.Tensor) (c backend.Choice) {
 	}
 	c.Why += how
 	return c
+}
+
+// explainRing says how calls go round the ring.
+func (b *Backend) explainRing() string {
+	return fmt.Sprintf("%s, in a ring of the ranks %v", directway.WhyRing, b.direct.Order())
 }
 
 // explainExchange says how all-reduces go through the host.

@@ -81,6 +81,7 @@ var ways = []way{
 	{"host", cuda.HostWork, false},
 	{"CPU backend", cuda.HostWork, true},
 	{"direct", cuda.DirectWork, false},
+	{"ring", cuda.RingWork, false},
 }
 
 // slots is Options.Slots of a rank.
@@ -91,13 +92,16 @@ func (w way) slots(rank int) int {
 	return 0
 }
 
+// kernels reports whether kernels do it, which need a device for each rank.
+func (w way) kernels() bool { return w.work == cuda.DirectWork || w.work == cuda.RingWork }
+
 // does reports whether ranks on these devices can go this way.
 func (w way) does(devices ...int) bool {
 	seen := make(map[int]bool)
 	for _, dev := range devices {
 		seen[dev] = true
 	}
-	return w.work != cuda.DirectWork || len(seen) == len(devices)
+	return !w.kernels() || len(seen) == len(devices)
 }
 
 // delay is a kernel that takes time.

@@ -224,7 +224,7 @@ func promised(way string, op backend.ReduceOp, d tensor.DType, size int) bool {
 		return false
 	}
 	switch way {
-	case cuda.DirectWork:
+	case cuda.DirectWork, cuda.RingWork:
 		return kernels.Step(op.Kind(), d) != "" && direct.Supports(op, d) == nil
 	}
 	return true
@@ -243,7 +243,7 @@ var greatest = backend.Custom("greatest", func(d tensor.DType, dst, src []byte) 
 func allReduces(t *testing.T, d driver.Driver, o sharing, every int, sizes ...int) {
 	for _, way := range ways {
 		o.group, o.way, o.AllReduce = way.name, way, way.work
-		if way.work == cuda.DirectWork && o.size > d.Count() {
+		if way.kernels() && o.size > d.Count() {
 			continue
 		}
 		w := o.world(t, d)
@@ -443,15 +443,15 @@ type flood struct {
 	callers [][]*rank // of each rank, with streams and memory of their own
 }
 
-// floods lets 4 groups of the same ranks on the same devices issue so many operations
+// floods lets a group for each way and one more, of the same ranks on the same devices issue so many operations
 // altogether before any is waited for. Each group has a goroutine a rank.
 func floods(t *testing.T, d driver.Driver, o sharing, seed uint64, operations, largest int) {
 	t.Log("seed of what is called:", seed)
-	groups := make([]*flood, 4)
+	groups := make([]*flood, len(ways)+1)
 	for g := range groups {
 		way := ways[g%len(ways)]
 		o.group, o.way, o.AllReduce = fmt.Sprint("group ", g), way, way.work
-		if g == len(ways) || way.work == cuda.DirectWork && o.size > d.Count() {
+		if g == len(ways) || way.kernels() && o.size > d.Count() {
 			o.AllReduce = "" // whichever is best
 		}
 		f := &flood{world: o.world(t, d)}

@@ -35,7 +35,7 @@ func (b *Backend) peer(op work.OpType, t *tensor.Tensor, rank int, tag uint32) e
 // onLane reports whether a message may go from device to device: the default tag, in a group that may have
 // kernels. The lanes decide then.
 func (b *Backend) onLane(o backend.P2POptions) bool {
-	return o.Tag == 0 && b.clusters == nil && b.direct.Can() == nil
+	return o.Tag == 0 && b.clusters == nil && b.direct.CanMesh() == nil
 }
 
 // Send sends t, past the collectives: from device to device, or once it is on the host.

@@ -42,6 +42,7 @@ for name in float32 float64 float16 bfloat16 int8 uint8 int32 int64 gather move;
 	compile $internal/direct/direct.cu $internal/direct/ptx/${name}_2.ptx 74 -DKERNELS_$name -DTWO
 	compile $internal/direct/direct.cu $internal/direct/ptx/${name}_n.ptx 74 -DKERNELS_$name -DMORE
 done
+compile $internal/direct/ring.cu $internal/direct/ptx/ring.ptx 74
 
 compile examples/kernel/squares.cu examples/kernel/squares.ptx 70
 compile examples/internal/gpumlp/kernels.cu examples/internal/gpumlp/kernels.ptx 70

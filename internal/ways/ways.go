@@ -18,20 +18,22 @@ type Link string
 
 // The links.
 const (
-	Peers  Link = "peers"  // each rank has a device of its own, which reaches all others
-	Shared Link = "shared" // ranks of one host, of which some share a device
-	Host   Link = "host"   // ranks of one host whose devices do not reach each other
-	Hosts  Link = "hosts"  // ranks on several hosts
+	Peers      Link = "peers"      // each rank has a device of its own, which reaches all others
+	Neighbours Link = "neighbours" // each rank has a device of its own, which reaches the next one's in a ring
+	Shared     Link = "shared"     // ranks of one host, of which some share a device
+	Host       Link = "host"       // ranks of one host whose devices do not reach each other
+	Hosts      Link = "hosts"      // ranks on several hosts
 )
 
 // Links are all links.
-var Links = []Link{Peers, Shared, Host, Hosts}
+var Links = []Link{Peers, Neighbours, Shared, Host, Hosts}
 
 // The names of the ways.
 const (
 	OneShot    = "one-shot"    // one kernel a rank: each rank sends everything to all others
 	TwoShot    = "two-shot"    // ranks combine or get a part each, and pass it on: a kernel a rank, or two for an all_reduce of two ranks
 	Direct     = "direct"      // one kernel a rank, for operations that have no second form
+	Ring       = "ring"        // one kernel a rank, which writes to the next rank in a ring
 	HostShared = "host-shared" // through page-locked memory that the ranks of a host share
 	HostWork   = "host"        // through page-locked memory and the CPU backend
 	Flat       = "flat"        // through the hosts: the root sends to every rank
@@ -47,19 +49,24 @@ type Way struct {
 
 func (w Way) String() string { return choice.Name(w.Name, int64(w.Blocks)) }
 
-// Kernels reports whether kernels do the operation, which write into the other ranks' memory.
-func (w Way) Kernels() bool { return w.Name == OneShot || w.Name == TwoShot || w.Name == Direct }
+// Kernels reports whether kernels do the operation, which write into other ranks' memory.
+func (w Way) Kernels() bool {
+	return w.Name == OneShot || w.Name == TwoShot || w.Name == Direct || w.Name == Ring
+}
 
 // catalog has the ways of each operation. What a table calls the chunk of an algorithm is a way's
 // number of blocks.
 var catalog = []plan.Algorithm{
 	{Op: plan.OpAllReduce, Name: OneShot, Chunks: true},
 	{Op: plan.OpAllReduce, Name: TwoShot, Chunks: true},
+	{Op: plan.OpAllReduce, Name: Ring, Chunks: true},
 	{Op: plan.OpAllReduce, Name: HostShared},
 	{Op: plan.OpAllReduce, Name: HostWork},
 	{Op: plan.OpReduceScatter, Name: Direct, Chunks: true},
+	{Op: plan.OpReduceScatter, Name: Ring, Chunks: true},
 	{Op: plan.OpReduceScatter, Name: HostWork},
 	{Op: plan.OpAllGather, Name: Direct, Chunks: true},
+	{Op: plan.OpAllGather, Name: Ring, Chunks: true},
 	{Op: plan.OpAllGather, Name: HostWork},
 	{Op: plan.OpBroadcast, Name: OneShot, Chunks: true},
 	{Op: plan.OpBroadcast, Name: TwoShot, Chunks: true},
@@ -118,7 +125,8 @@ func Names(op plan.Op, l Link) (names []string) {
 	for i := range catalog {
 		a := &catalog[i]
 		kernels := Way{Name: a.Name}.Kernels()
-		if a.Op == op && (l == Peers || !kernels) && (l != Hosts || a.Name != HostShared) {
+		near := l == Peers || l == Neighbours && a.Name == Ring
+		if a.Op == op && (near || !kernels) && (l != Hosts || a.Name != HostShared) {
 			names = append(names, a.Name)
 		}
 	}

@@ -71,6 +71,12 @@ func TestNew(t *testing.T) {
 		"a rule":              {plan.OpReduceScatter, Group{Link: Peers, Ranks: 2}, "direct"},
 		"any number of hosts": {plan.OpBroadcast, Group{Link: Hosts, Ranks: 3}, "flat"},
 		"by chunks":           {plan.OpBroadcast, Group{Link: Host, Ranks: 3}, ""},
+		"round a ring":        {plan.OpAllReduce, Group{Link: Neighbours, Ranks: 12}, "ring"},
+		"parts round a ring":  {plan.OpReduceScatter, Group{Link: Neighbours, Ranks: 4}, "ring"},
+		"gathered so":         {plan.OpAllGather, Group{Link: Neighbours, Ranks: 4}, "ring"},
+		"no ring":             {plan.OpReduce, Group{Link: Neighbours, Ranks: 4}, "host"},
+		"not by a rule":       {plan.OpAllReduce, Group{Link: Peers, Ranks: 16}, "one-shot up to 65536, two-shot"},
+		"asked for":           {plan.OpAllReduce, Group{Link: Peers, Ranks: 4, Allowed: onlyRing}, "ring"},
 		"broadcast":           {plan.OpBroadcast, Group{Link: Peers, Ranks: 3}, "one-shot up to 262144, two-shot"},
 		"not allowed":         {plan.OpAllReduce, Group{Link: Peers, Ranks: 4, Allowed: func(_ plan.Op, name string) bool { return name == HostWork }}, "host"},
 		"one is allowed":      {plan.OpBroadcast, Group{Link: Host, Ranks: 3, Allowed: func(_ plan.Op, name string) bool { return name == Chain }}, "chain"},
@@ -141,9 +147,14 @@ func TestDefault(t *testing.T) {
 	require.False(t, w.Has(plan.OpAllReduce, HostShared))
 }
 
+func onlyRing(_ plan.Op, name string) bool { return name == Ring }
+
 func TestCandidates(t *testing.T) {
-	require.Equal(t, "[one-shot two-shot host-shared host]", fmt.Sprint(Candidates(plan.OpAllReduce, Peers, 1<<10)))
-	require.Equal(t, "[direct direct:16 direct:32 direct:64 host]", fmt.Sprint(Candidates(plan.OpAllGather, Peers, 1<<20)))
+	require.Equal(t, "[one-shot two-shot ring host-shared host]", fmt.Sprint(Candidates(plan.OpAllReduce, Peers, 1<<10)))
+	require.Equal(t, "[direct direct:16 direct:32 direct:64 ring ring:16 ring:32 ring:64 host]",
+		fmt.Sprint(Candidates(plan.OpAllGather, Peers, 1<<20)))
+	require.Equal(t, "[ring host-shared host]", fmt.Sprint(Candidates(plan.OpAllReduce, Neighbours, 1<<10)))
+	require.Empty(t, Candidates(plan.OpReduce, Neighbours, 1<<20))
 	require.Equal(t, "[host-shared host]", fmt.Sprint(Candidates(plan.OpAllReduce, Shared, 1<<20)))
 	require.Empty(t, Candidates(plan.OpAllGather, Host, 1<<20))
 	require.Empty(t, Candidates(plan.OpAllReduce, Hosts, 1<<20))
@@ -153,7 +164,7 @@ func TestCandidates(t *testing.T) {
 
 func TestCatalog(t *testing.T) {
 	for text, want := range map[string]string{
-		"all_reduce peers 2 1 4 ring 1":        `no way "ring" of all_reduce on CUDA devices (known: one-shot, two-shot, host-shared, host)`,
+		"all_reduce peers 2 1 4 mesh 1":        `no way "mesh" of all_reduce on CUDA devices (known: one-shot, two-shot, ring, host-shared, host)`,
 		"all_to_all peers 2 1 4 one-shot 1":    `no way "one-shot" of all_to_all`,
 		"all_reduce peers 2 1 4 host:16 1":     "with chunks of 16",
 		"all_reduce peers 2 1 4 one-shot:no 1": "want an algorithm and its chunk",

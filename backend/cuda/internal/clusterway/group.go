@@ -119,7 +119,7 @@ func (g *Group) combines(ctx context.Context, op work.OpType, print board.Call) 
 // Keep has the driver load the kernels that this cluster's ranks need when they meet.
 func (g *Group) Keep() {
 	if n := g.kernels.Size(); n > 1 && n <= window.MostRanks {
-		directway.Keep(g.B.Driver, n, g.kernels.DTypes)
+		directway.Keep(g.B.Driver, n, g.kernels.DTypes, false)
 	}
 }
 

@@ -24,8 +24,9 @@ import (
 )
 
 // BenchmarkNCCL measures the collectives of two processes, or of C10D_DIRECT_RANKS, and then NCCL's through PyTorch
-// with testdata/nccl.py, and prints both. With more than two ranks there are rows "other_form": all_reduces of the
-// form that the backend would not choose. -benchtime 1x is enough: each row repeats its calls.
+// with testdata/nccl.py, and prints both. Rows whose names begin with "ring_" go round the ring. With more than two
+// ranks there are rows "other_form": all_reduces of the form that the backend would not choose. -benchtime 1x is
+// enough: each row repeats its calls.
 // C10D_DIRECT_ITERATIONS is how many, C10D_DIRECT_BLOCKS limits the blocks of a call. C10D_DIRECT_LEAST and
 // C10D_DIRECT_MOST are the bytes.
 //
@@ -46,16 +47,18 @@ func BenchmarkNCCL(t *testing.B) {
 	cmd.Stderr = os.Stderr
 	theirs, err := cmd.Output()
 	require.NoError(t, err, "%s", theirs)
-	read := func(b []byte) (rows []string, by map[string][3]float64) {
-		by = make(map[string][3]float64)
+	type key struct {
+		name, dtype string
+		n           int
+	}
+	read := func(b []byte) (rows []key, by map[key][3]float64) {
+		by = make(map[key][3]float64)
 		for lines := bufio.NewScanner(bytes.NewReader(b)); lines.Scan(); {
-			var name, dtype string
-			var n int
+			var k key
 			var v [3]float64
-			if _, err := fmt.Sscan(lines.Text(), &name, &dtype, &n, &v[0], &v[1], &v[2]); err == nil {
-				key := fmt.Sprintf("%-14s %-8s %10d", name, dtype, n)
-				rows = append(rows, key)
-				by[key] = v
+			if _, err := fmt.Sscan(lines.Text(), &k.name, &k.dtype, &k.n, &v[0], &v[1], &v[2]); err == nil {
+				rows = append(rows, k)
+				by[k] = v
 			} else {
 				fmt.Println(lines.Text())
 			}
@@ -65,8 +68,10 @@ func BenchmarkNCCL(t *testing.B) {
 	rows, us := read(ours)
 	_, nccl := read(theirs)
 	fmt.Printf("%34s | %26s | %26s | %s\n", "", "ours graph   queued     wait", "NCCL graph   queued     wait", "ours / NCCL")
-	for _, r := range rows {
-		a, b := us[r], nccl[r]
+	for _, k := range rows {
+		a, r := us[k], fmt.Sprintf("%-14s %-8s %10d", k.name, k.dtype, k.n)
+		k.name = strings.TrimPrefix(k.name, "ring_")
+		b := nccl[k]
 		if b[0] == 0 {
 			fmt.Printf("%s | %8.2f %8.2f %8.2f |\n", r, a[0], a[1], a[2])
 			continue
@@ -250,6 +255,11 @@ func bench(m *member) error {
 			if err := row("all_reduce", d, n, all); err != nil {
 				return err
 			}
+			if err := row("ring_all_reduce", d, n, func() error {
+				return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), direct.Form{Ring: true})
+			}); err != nil {
+				return err
+			}
 			if m.ranks == 2 {
 				continue
 			}
@@ -266,13 +276,20 @@ func bench(m *member) error {
 		if n < 64<<10 {
 			continue
 		}
-		if err := row("reduce_scatter", d, n, func() error {
-			return m.c.ReduceScatter(m.s, out, in, n/d.Size()/m.ranks, d, backend.Sum(), direct.Form{})
-		}); err != nil {
-			return err
-		}
-		if err := row("all_gather", d, n, func() error { return m.c.AllGather(m.s, out, in, n/m.ranks, direct.Form{}) }); err != nil {
-			return err
+		for _, ring := range []bool{false, true} {
+			name, form := "", direct.Form{Ring: ring}
+			if ring {
+				name = "ring_"
+			}
+			if err := row(name+"reduce_scatter", d, n, func() error {
+				return m.c.ReduceScatter(m.s, out, in, n/d.Size()/m.ranks, d, backend.Sum(), form)
+			}); err != nil {
+				return err
+			}
+			gather := func() error { return m.c.AllGather(m.s, out, in, n/m.ranks, form) }
+			if err := row(name+"all_gather", d, n, gather); err != nil {
+				return err
+			}
 		}
 		if err := row("all_to_all", d, n, func() error { return m.c.AllToAll(m.s, out, in, n/m.ranks) }); err != nil {
 			return err

@@ -27,16 +27,17 @@ func TestKernels(t *testing.T) {
 		}
 	}
 	names := make(map[string]bool)
-	for _, ranks := range []int{2, 8} {
-		there := func(b []byte, kernels ...string) {
-			for _, name := range kernels {
-				require.Contains(t, string(b), ".entry "+name+"(")
-				names[name] = true
-			}
+	there := func(b []byte, kernels ...string) {
+		for _, name := range kernels {
+			require.Contains(t, string(b), ".entry "+name+"(")
+			names[name] = true
 		}
+	}
+	for _, ranks := range []int{2, 8} {
 		Images(ranks, nil, there)
 		MoveImages(ranks, there)
 	}
+	RingImage(there)
 	entries := 0
 	for _, text := range images() {
 		entries += bytes.Count(text, []byte(".entry "))
@@ -65,6 +66,8 @@ func TestText(t *testing.T) {
 		}
 		parameters := []int{callBytes}
 		switch {
+		case name == rings:
+			parameters = []int{ringBytes}
 		case strings.HasPrefix(name, moves):
 			parameters = []int{moveBytes}
 		case strings.HasSuffix(name, group(window.MostRanks)) && strings.Contains(text, "_spread_"):

@@ -1,5 +1,6 @@
 // Package direct has collectives for 2 to 8 ranks of a host, each with a device. Their kernels write
-// into the memory of the other ranks.
+// into the memory of the other ranks. It also has three for 2 to 16 ranks that only write into the next rank's memory:
+// see Rings.
 //
 //	w, err := window.New(ctx, window.Options{Driver: d, Device: gpu, Rank: rank, Ranks: n})
 //	err = w.Connect(ctx, exchange)
@@ -51,6 +52,9 @@
 //   - the payload of a NaN that was computed is the device's
 //
 // Integers, float64 and calls that combine nothing are exact in every bit.
+//
+// In a ring (Form.Ring) a part is combined from the rank after its owner on, in the order of the ring. All ranks get
+// the same bits there too, and no NaN is changed that is not computed.
 //
 // # The protocol
 //
@@ -157,6 +161,25 @@
 // the two ranks, and a lane is their window. Its calls follow each other, and are in no order with those of
 // other lanes and with collectives. Whoever launches them has to see that the kernels that may wait at the
 // same time have room on the device.
+//
+// # Rings
+//
+// An all_reduce, a reduce_scatter or an all_gather can go round the window's ring ([Form].Ring, ring.cu). Src and
+// dst have a part for each rank. A warp is a channel, with slots at the next rank and a flag beside each. It has one
+// tile of 2 KiB of each part at a time. All channels count the tiles that they have sent, from call to call.
+//
+//   - In step s of a combination a rank adds its operand to the part that belongs to the rank s + 1 places before it,
+//     and sends it on. In step n - 1 the part is its own, and the sum is ready.
+//   - In the steps after that the sums go on, and each rank keeps them. An all_gather has these steps alone.
+//   - The lanes of a warp meet when a tile is written. Then lane 0 fences, and writes the tile's number to its flag.
+//     Who takes the tile has lane 0 wait for that number, and the lanes meet again.
+//   - A rank sends tile t when it has taken tile t - 1. So the rank before it had taken t - 2, and the next rank,
+//     n - 1 places before it, has taken t - n. A channel has at least n slots, so the slot of tile t is free. There
+//     are no credits.
+//
+// A tile of a part that is shorter than the longest one is padded with zeros, and travels all the same. Waits end as
+// those of the other kernels do. ring_model_test.go has a model of this, and shows that each rule is needed. Rings
+// were not measured on GPUs.
 //
 // # Forms
 //

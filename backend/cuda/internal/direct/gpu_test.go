@@ -55,7 +55,11 @@ type setup struct {
 // onGPUs is a rank for each GPU.
 func onGPUs() setup {
 	return setup{
-		ranks: gpuRanks, window: window.Options{LaneChannels: 256, Channels: number("C10D_DIRECT_CHANNELS", 0), Depth: number("C10D_DIRECT_DEPTH", 0)},
+		ranks: gpuRanks,
+		window: window.Options{
+			LaneChannels: 256, RingChannels: 1024,
+			Channels: number("C10D_DIRECT_CHANNELS", 0), Depth: number("C10D_DIRECT_DEPTH", 0),
+		},
 		direct: direct.Straight(direct.Options{Limit: 20 * time.Second, Blocks: number("C10D_DIRECT_BLOCKS", 0)}, 1),
 		most:   2 << 20, rounds: number("C10D_DIRECT_ROUNDS", 40),
 	}
@@ -326,8 +330,10 @@ func with(ctx context.Context, u setup, d driver.Driver, device, rank int, excha
 		return err
 	}
 	closes(m.c.Close)
-	if err = m.register(closes); err != nil {
-		return err
+	if !m.w.NextOnly() {
+		if err = m.register(closes); err != nil {
+			return err
+		}
 	}
 	if rank == 0 && m.delay != nil {
 		fmt.Fprintf(os.Stderr, "kernels loaded in %v\n", time.Since(begin).Round(time.Millisecond))
@@ -339,7 +345,11 @@ func with(ctx context.Context, u setup, d driver.Driver, device, rank int, excha
 	if err = job(m); err != nil {
 		return err
 	}
-	return errors.Join(m.sync(), m.memory.Close(), m.w.Detach(), m.meet())
+	err = m.sync()
+	if m.memory != nil {
+		err = errors.Join(err, m.memory.Close())
+	}
+	return errors.Join(err, m.w.Detach(), m.meet())
 }
 
 // register makes the rank's registry.
@@ -499,6 +509,7 @@ type operation struct {
 	inPlace bool
 	form    direct.Form
 	seed    uint64
+	order   []int // of the ring, if it goes round one
 }
 
 func (o operation) String() string {
@@ -569,10 +580,15 @@ func (o operation) sizes(rank, ranks int) (in, out int) {
 	return in, out
 }
 
-func randomOperation(g *rand.Rand, most int) operation {
+// randomOperation returns one of at most so many bytes. Order is that of the ring, nil if there is none. Only is
+// whether there is nothing else.
+func randomOperation(g *rand.Rand, most int, order []int, only bool) operation {
 	o := operation{kind: kind(g.IntN(int(kinds))), d: dtypes[g.IntN(len(dtypes))], seed: g.Uint64()}
 	if g.IntN(4) == 0 {
 		o.kind = allReduce
+	}
+	if only {
+		o.kind %= allGather + 1
 	}
 	for {
 		o.op = ops[g.IntN(len(ops))]
@@ -588,6 +604,9 @@ func randomOperation(g *rand.Rand, most int) operation {
 	}
 	o.inPlace = o.kind == broadcast || g.IntN(3) == 0 && o.kind != allToAll && o.kind <= reduce
 	o.form = direct.Form{TwoShot: g.IntN(2) == 0, Blocks: []int{0, 0, 1, 16}[g.IntN(4)]}
+	if order != nil && o.kind <= allGather && (only || g.IntN(2) == 0) {
+		o.form.Ring, o.order = true, order
+	}
 	if o.kind >= broadcast && g.IntN(4) == 0 {
 		// With 256 channels, some have 8 tiles of a span and some 9. Up to 8 tiles a channel go through the rings.
 		border := 8 * 256 * []int{1024, 2048}[g.IntN(2)]
@@ -681,10 +700,37 @@ func (o operation) expect(rank int, in [][]byte) ([]byte, error) {
 		}
 		return out, nil
 	}
-	var red backend.Reduction
+	if o.order == nil {
+		all := make([]int, ranks)
+		for r := range all {
+			all[r] = r
+		}
+		return o.combined(all, in, part)
+	}
+	// A part is combined from the rank after its owner on, round the ring.
+	from := func(owner int) []int {
+		i := slices.Index(o.order, owner) + 1
+		return slices.Concat(o.order[i:], o.order[:i])
+	}
+	if o.kind == reduceScatter {
+		return o.combined(from(rank), in, part)
+	}
 	var out []byte
-	for r := range in {
-		var err error
+	each := (n + 16*ranks - 1) / (16 * ranks) * 16
+	for r := range ranks {
+		x, err := o.combined(from(r), in, func(b []byte) []byte { return b[min(r*each, n):min((r+1)*each, n)] })
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, x...)
+	}
+	return out, nil
+}
+
+// combined returns what becomes of parts of the ranks' inputs, in an order of the ranks.
+func (o operation) combined(order []int, in [][]byte, part func(b []byte) []byte) (out []byte, err error) {
+	var red backend.Reduction
+	for i, r := range order {
 		if red, err = o.of(r).Reduction(o.d, len(in)); err != nil {
 			return nil, err
 		}
@@ -692,7 +738,7 @@ func (o operation) expect(rank int, in [][]byte) ([]byte, error) {
 		if red.Before != nil {
 			red.Before(x)
 		}
-		if r == 0 {
+		if i == 0 {
 			out = x
 			continue
 		}
@@ -753,9 +799,11 @@ func check(m *member, rounds, most int) error {
 	}
 	defer host.Close()
 	// To make memory may wait for the device, and with it for a rank of this process.
-	into, err := m.into(mem)
-	if err != nil {
-		return err
+	var into direct.Into
+	if m.memory != nil {
+		if into, err = m.into(mem); err != nil {
+			return err
+		}
 	}
 	seed := uint64(number("C10D_DIRECT_SEED", 1))
 	g := rand.New(rand.NewPCG(seed, 7)) // the same on all ranks
@@ -772,7 +820,7 @@ func check(m *member, rounds, most int) error {
 		var list []placed
 		used := 0
 		for range 1 + g.IntN(atOnce) {
-			o := placed{operation: randomOperation(g, most)}
+			o := placed{operation: randomOperation(g, most, m.c.Order(), m.w.NextOnly())}
 			in, out := o.sizes(m.rank, m.ranks)
 			o.out = out
 			if o.kind.moves() {

@@ -14,6 +14,7 @@ import (
 
 // replay mixes replays of a graph of all_reduces, of up to n elements, with calls of other sizes.
 func replay(m *member, n, rounds int) error {
+	form := direct.Form{Ring: m.w.NextOnly()}
 	mem, err := m.v.Alloc(8 * n)
 	if err != nil {
 		return err
@@ -26,7 +27,7 @@ func replay(m *member, n, rounds int) error {
 	defer host.Close()
 	dst := mem.Ptr() + driver.Ptr(4*n)
 	sum := func(elements int) error {
-		return m.c.AllReduce(m.s, dst, mem.Ptr(), elements, tensor.Int32, backend.Sum(), direct.Form{})
+		return m.c.AllReduce(m.s, dst, mem.Ptr(), elements, tensor.Int32, backend.Sum(), form)
 	}
 	g, err := driver.Capture(m.s, func() error {
 		for _, e := range []int{n, 3, n / 10, 1} {
@@ -90,8 +91,11 @@ func replayMixed(m *member, n, rounds int) error {
 	var list []placed
 	used := 0
 	for i := range n {
-		o := placed{operation: randomOperation(g, 2000)}
+		o := placed{operation: randomOperation(g, 2000, nil, false)}
 		o.kind, o.inPlace = kind(i%int(kinds)), kind(i%int(kinds)) == broadcast
+		if order := m.c.Order(); order != nil && o.kind <= allGather && i >= int(kinds) {
+			o.form.Ring, o.order = true, order
+		}
 		o.in, o.out = o.sizes(m.rank, m.ranks)
 		room := (o.n*o.d.Size()*m.ranks + 63) / 16 * 16
 		o.src, o.dst = used, used+room

@@ -215,22 +215,23 @@ func TestLanes(t *testing.T) {
 func TestResidency(t *testing.T) {
 	v, err := gpus(t).Device(0)
 	require.NoError(t, err)
-	for _, ranks := range []int{2, window.MostRanks} {
-		fit := func(image []byte, names ...string) {
-			m, err := v.Load(image)
+	fit := func(image []byte, names ...string) {
+		m, err := v.Load(image)
+		require.NoError(t, err)
+		for _, name := range names {
+			f, err := m.Function(name)
 			require.NoError(t, err)
-			for _, name := range names {
-				f, err := m.Function(name)
-				require.NoError(t, err)
-				n, err := f.Blocks(512, 0)
-				require.NoError(t, err)
-				t.Logf("%s: %d blocks of 512 threads on a multiprocessor", name, n)
-				require.GreaterOrEqual(t, n, 1, name)
-			}
-			require.NoError(t, m.Close())
+			n, err := f.Blocks(512, 0)
+			require.NoError(t, err)
+			t.Logf("%s: %d blocks of 512 threads on a multiprocessor", name, n)
+			require.GreaterOrEqual(t, n, 1, name)
 		}
+		require.NoError(t, m.Close())
+	}
+	for _, ranks := range []int{2, window.MostRanks} {
 		direct.Images(ranks, nil, fit)
 		direct.MoveImages(ranks, fit)
+		direct.RingImage(fit)
 	}
 }
 

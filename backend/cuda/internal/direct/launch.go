@@ -58,6 +58,11 @@ var images = sync.OnceValue(func() map[string][]byte {
 			all[name+group(ranks)] = b
 		}
 	}
+	b, err := texts.ReadFile("ptx/" + rings + ".ptx")
+	if err != nil {
+		panic(err)
+	}
+	all[rings] = b
 	return all
 })
 
@@ -248,6 +253,10 @@ type Form struct {
 	// Blocks is the most blocks of a launch. 0 and more than Options.Blocks mean Options.Blocks.
 	Blocks int
 
+	// Ring has an all_reduce, a reduce_scatter or an all_gather go round the window's ring, if it has one. The bits are
+	// others then: see Bits.
+	Ring bool
+
 	// Into is where the output lies in memory that the peers' kernels may write. In a reduce of two ranks the root may
 	// read the input of the other rank. Into is where that lies. Ranks may have any.
 	Into Into
@@ -346,6 +355,7 @@ type Comm struct {
 	moves       pair
 	broadcasts  forms                                                 // of two shots, with more than two ranks
 	lanes       pair                                                  // moves of two ranks
+	ring        *ring                                                 // nil if the window has none
 	shape       func(n, blocks, channels, ranks int, kind Kind) Shape // ShapeOf, but for measurements
 
 	mu     sync.Mutex // of what launches use
@@ -603,6 +613,13 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 			err = errors.Join(err, c.Close())
 		}
 	}()
+	if err := c.openRing(); err != nil {
+		return nil, err
+	}
+	if w.NextOnly() {
+		c.setLaunch()
+		return c, nil
+	}
 	for _, d := range listed(o.DTypes) {
 		if err := c.Load(d); err != nil {
 			return nil, err
@@ -663,7 +680,11 @@ func (c *Comm) setUp(own window.Own, depth int, peer func(rank int) window.Peer,
 		c.put(moveMaps+8*r, uint64(c.w.Maps(of(r))))
 		c.put(moveFailed+8*r, uint64(c.w.Failed(of(r))))
 	}
-	// Two places are for what a call reads and writes.
+	c.setLaunch()
+}
+
+// setLaunch writes what all launches have in common. Two places are for what a call reads and writes.
+func (c *Comm) setLaunch() {
 	c.launch = driver.Launch{Args: &c.args, Access: c.w.Access(make([]driver.Access, 2, 2+2+window.MostRanks))}
 }
 
@@ -671,6 +692,9 @@ func (c *Comm) setUp(own window.Own, depth int, peer func(rank int) window.Peer,
 func (c *Comm) Load(d tensor.DType) (err error) {
 	if !slices.Contains(dtypes, d) {
 		return fmt.Errorf("direct: there are no kernels for %v", d)
+	}
+	if c.w.NextOnly() {
+		return nil // a ring has one kernel for all
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -710,7 +734,7 @@ func (c *Comm) Load(d tensor.DType) (err error) {
 // Loaded reports whether the kernels that combine a dtype are loaded.
 func (c *Comm) Loaded(d tensor.DType) bool {
 	_, ok := c.forms(d)
-	return ok
+	return ok || c.w.NextOnly() && slices.Contains(dtypes, d)
 }
 
 // forms returns the kernels of a dtype, false if they are not loaded.
@@ -720,7 +744,11 @@ func (c *Comm) forms(d tensor.DType) (f forms, ok bool) {
 }
 
 func (c *Comm) load(name string, ranks int) (driver.Module, error) {
-	m, err := c.w.Device().Load(image(name, ranks))
+	return c.loadImage(image(name, ranks))
+}
+
+func (c *Comm) loadImage(image []byte) (driver.Module, error) {
+	m, err := c.w.Device().Load(image)
 	if err == nil {
 		c.modules = append(c.modules, m)
 	}
@@ -872,14 +900,16 @@ func (c *Comm) begin(what string, dst, src driver.Ptr, n int) (bool, error) {
 	return n > 0, nil
 }
 
-// kernel returns the kernels of a dtype, those of a call of one shot, and what they are told of the operator.
-func (c *Comm) kernel(what string, op backend.ReduceOp, d tensor.DType) (f forms, p pair, r reduced, err error) {
-	if r, err = reduction(op, d, c.ranks); err != nil {
-		return f, p, r, err
+// kernel returns the kernels of a dtype, those of a call of one shot, and what they are told of the operator. A ring
+// has a kernel for all dtypes.
+func (c *Comm) kernel(what string, op backend.ReduceOp, d tensor.DType, ring bool) (forms, pair, reduced, error) {
+	r, err := reduction(op, d, c.ranks)
+	if err != nil || ring {
+		return forms{}, pair{}, r, err
 	}
 	f, ok := c.forms(d)
 	if !ok {
-		return f, p, r, fmt.Errorf("direct: %s of %v: its kernels are not loaded: call Load, or set Options.DTypes", what, d)
+		return f, pair{}, r, fmt.Errorf("direct: %s of %v: its kernels are not loaded: call Load, or set Options.DTypes", what, d)
 	}
 	if r.adds() {
 		return f, f.sum, r, nil
@@ -889,7 +919,7 @@ func (c *Comm) kernel(what string, op backend.ReduceOp, d tensor.DType) (f forms
 
 // AllReduce combines n elements at src of all ranks, to dst.
 func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, form Form) error {
-	all, f, r, err := c.kernel("all_reduce", op, d)
+	all, f, r, err := c.kernel("all_reduce", op, d, form.Ring)
 	if err != nil {
 		return err
 	}
@@ -899,6 +929,9 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	bytes := n * d.Size()
+	if form.Ring {
+		return c.ringReduce(s, dst, src, bytes, r, d, form)
+	}
 	if c.ranks == 2 && c.Spreads(n, d, op, form) {
 		return c.spreadSum(s, dst, src, bytes, r, all.spread, form)
 	}
@@ -994,6 +1027,9 @@ func (c *Comm) bothShape(part int, form Form, kind Kind, f forms) (s Shape, spre
 // Spreads reports whether the ranks of an all_reduce write its result straight to each other, if they may.
 // So Form.Into is of use.
 func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bool {
+	if form.Ring {
+		return false
+	}
 	part := partOf(n*d.Size(), c.ranks)
 	if c.ranks > 2 {
 		f, _ := c.forms(d)
@@ -1051,7 +1087,7 @@ func (c *Comm) launchSpread(s Launcher, f driver.Function, shape Shape, one, two
 // ReduceScatter combines the ranks' parts of n elements each: src has one for each rank, in
 // order, and dst gets this rank's.
 func (c *Comm) ReduceScatter(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, form Form) error {
-	_, f, r, err := c.kernel("reduce_scatter", op, d)
+	_, f, r, err := c.kernel("reduce_scatter", op, d, form.Ring)
 	if err != nil {
 		return err
 	}
@@ -1062,14 +1098,26 @@ func (c *Comm) ReduceScatter(s Launcher, dst, src driver.Ptr, n int, d tensor.DT
 	defer c.mu.Unlock()
 	part := n * d.Size()
 	all := part * c.ranks
-	return c.enqueue(s, step{
-		dst: dst, src: src, part: part, srcStep: part, srcBytes: all, dstBytes: part, srcRange: all, dstRange: part, r: r, f: f, blocks: form.Blocks,
-	})
+	x := step{
+		dst: dst, src: src, part: part, srcStep: part, srcBytes: all, dstBytes: part, srcRange: all, dstRange: part,
+		r: r, f: f, blocks: form.Blocks,
+	}
+	if form.Ring {
+		return c.ringScatter(s, x, d)
+	}
+	return c.enqueue(s, x)
 }
 
 // AllGather brings n bytes at src of each rank to dst, in the order of the ranks. Src may be
 // this rank's part of dst.
 func (c *Comm) AllGather(s Launcher, dst, src driver.Ptr, n int, form Form) error {
+	if form.Ring {
+		var take [window.MostRingRanks]Span
+		for r := range c.ranks {
+			take[r] = Span{r * n, n}
+		}
+		return c.ringGather(s, dst, src, take[:c.ranks], form)
+	}
 	if ok, err := c.begin("all_gather", dst, src, n); !ok {
 		return err
 	}

@@ -252,7 +252,7 @@ func (c *Comm) rootedShots(bytes int, form Form) bool {
 // Reduce combines n elements at src of all ranks, to the root's dst. Dst is not used elsewhere. Src and the root's dst
 // may be the same.
 func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, root int, form Form) error {
-	forms, f, r, err := c.kernel("reduce", op, d)
+	forms, f, r, err := c.kernel("reduce", op, d, false)
 	if err != nil {
 		return err
 	}

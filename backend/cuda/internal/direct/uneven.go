@@ -11,6 +11,9 @@ import (
 // AllGatherV brings src of each rank, of take[r].N bytes, to the spans take of dst. All ranks give the same
 // lengths. Src may be this rank's span of dst.
 func (c *Comm) AllGatherV(s Launcher, dst, src driver.Ptr, take []Span, form Form) error {
+	if form.Ring {
+		return c.ringGather(s, dst, src, take, form)
+	}
 	m := movement{what: "all_gather", dst: dst, src: src, blocks: form.Blocks, into: form.Into}
 	if len(take) != c.ranks {
 		return fmt.Errorf("direct: all_gather to %d spans, want one for each of %d ranks", len(take), c.ranks)
@@ -31,7 +34,7 @@ func (c *Comm) AllGatherV(s Launcher, dst, src driver.Ptr, take []Span, form For
 // mine. Part r begins at element r*part of src, which ends after all elements. What comes after the end is
 // taken as zeros, and elements beyond a part may be anything. Dst may be this rank's part of src.
 func (c *Comm) ReduceScatterV(s Launcher, dst, src driver.Ptr, part, mine, all int, d tensor.DType, op backend.ReduceOp, form Form) error {
-	_, f, r, err := c.kernel("reduce_scatter", op, d)
+	_, f, r, err := c.kernel("reduce_scatter", op, d, form.Ring)
 	if err != nil {
 		return err
 	}
@@ -44,8 +47,12 @@ func (c *Comm) ReduceScatterV(s Launcher, dst, src driver.Ptr, part, mine, all i
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	es := d.Size()
-	return c.enqueue(s, step{
-		dst: dst, src: src, part: part * es, srcStep: part * es, srcBytes: all * es, dstBytes: mine * es, srcRange: all * es, dstRange: mine * es, r: r, f: f,
-		blocks: form.Blocks,
-	})
+	x := step{
+		dst: dst, src: src, part: part * es, srcStep: part * es, srcBytes: all * es, dstBytes: mine * es,
+		srcRange: all * es, dstRange: mine * es, r: r, f: f, blocks: form.Blocks,
+	}
+	if form.Ring {
+		return c.ringScatter(s, x, d)
+	}
+	return c.enqueue(s, x)
 }

@@ -133,8 +133,7 @@ func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration
 		return nil, err
 	}
 	c.Init(&b.Issuer, info.Op, info.Seq)
-	c.ctx, c.timeout, c.deadline, c.number = ctx, timeout, time.Now().Add(timeout), d.made
-	d.made++
+	c.ctx, c.timeout, c.deadline, c.number = ctx, timeout, time.Now().Add(timeout), d.Next()
 	c.RunBy(c)
 	c.SetResult(result...)
 	c.Start()

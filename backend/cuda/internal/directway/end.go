@@ -183,6 +183,12 @@ func (d *Group) left(number uint32) (rank int, left bool) {
 // wordEach keeps the ranks' words on lines of their own.
 const wordEach = 64
 
+// madeWord is where a rank writes to its own page how many direct operations it has made.
+func madeWord(p *region.Region) *atomic.Uint32 { return p.Word(madeLine) }
+
+// madeLine comes after what lanes and ranks have in a page.
+const madeLine = 2 << 10
+
 // goneWord is where a rank writes that it has unmapped the memory of the page's owner: the number
 // of direct operations it has made, plus one.
 func goneWord(p *region.Region, rank int) *atomic.Uint32 { return p.Word(rank * wordEach) }
@@ -222,7 +228,26 @@ func (c *Call) blame(why error) error {
 		time.Sleep(50 * time.Microsecond)
 		d.mu.Lock()
 	}
-	return &work.Error{Info: c.Info(), Peer: stuck.Peer, Err: fmt.Errorf("cuda: %w; the device of rank %d has not done its part", why, stuck.Peer)}
+	peer := stuck.Peer
+	if len(c.Parts) > 0 && c.Parts[0].Form.Ring {
+		peer = d.behind(peer, c.number)
+	}
+	why = fmt.Errorf("cuda: %w; the device of rank %d has not done its part", why, peer)
+	return &work.Error{Info: c.Info(), Peer: peer, Err: why}
+}
+
+// behind returns the rank that holds up an operation round the ring in which a rank waits for peer. It is the first one
+// back from peer that has not made the call, or peer if all have.
+func (d *Group) behind(peer int, number uint32) int {
+	order := d.comm.Order()
+	at := slices.Index(order, peer)
+	for i := range order {
+		r := order[(at-i+len(order))%len(order)]
+		if r != d.Rank() && int32(madeWord(d.pageOf(r)).Load()-number) <= 0 {
+			return r
+		}
+	}
+	return peer
 }
 
 // ReportLimit bounds how long a kernel may take to report that it was told to end; a variable for tests.

@@ -57,7 +57,7 @@ func (d *Group) capture(ctx context.Context, op work.OpType, c *Call, print boar
 	if err != nil {
 		return nil, c.named(err)
 	}
-	d.made++
+	d.Next()
 	print.Op = op
 	err = b.Enter(ctx, info, print)
 	b.Issued(c.Work())

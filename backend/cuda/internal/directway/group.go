@@ -38,10 +38,12 @@ type Group struct {
 	lacking    map[tensor.DType]error        // why some rank cannot load those of a dtype; guarded by connecting
 	Forbidden  error                         // why the caller wants none
 	Share      bool                          // some all-reduces go through memory that the ranks share all the same
+	Ring       bool                          // some calls go round a ring, though all devices may reach each other
 	Shared     atomic.Bool                   // ranks share a device
 	connecting sync.Mutex                    // held while the ranks connect
 	asked      bool                          // they have
 	why        error                         // they cannot
+	unmeshed   error                         // why kernels do not reach all other devices, if a ring was tried then
 	Open       atomic.Pointer[window.Window] // once they have, until it is closed
 
 	Dev    int
@@ -83,12 +85,24 @@ type Group struct {
 // Why is what Explain says of operations that are direct work.
 const Why = "one kernel of each rank writes into the other ranks' memory"
 
+// WhyRing is Why for operations that go round a ring.
+const WhyRing = "one kernel of each rank writes into the next rank's memory"
+
+// fewestAround is from how many ranks on a group that is no mesh may have a ring. Fewer ranks are all beside each
+// other.
+const fewestAround = 4
+
 // Keep has the driver load the kernels for so many ranks and some dtypes when it opens devices: no image should be
-// loaded while a stream waits. Nil means all dtypes.
-func Keep(d driver.Driver, ranks int, some []tensor.DType) {
+// loaded while a stream waits. Nil means all dtypes. Ring is whether the group asks for a ring.
+func Keep(d driver.Driver, ranks int, some []tensor.DType, ring bool) {
 	keep := func(image []byte, names ...string) { driver.Keep(d, image, names...) }
-	direct.Images(ranks, some, keep)
-	direct.MoveImages(ranks, keep)
+	if ring || ranks >= fewestAround {
+		direct.RingImage(keep)
+	}
+	if ranks <= window.MostRanks {
+		direct.Images(ranks, some, keep)
+		direct.MoveImages(ranks, keep)
+	}
 	driver.Keep(d, kernels.Lists, kernels.List)
 }
 
@@ -96,15 +110,56 @@ func Keep(d driver.Driver, ranks int, some []tensor.DType) {
 func (d *Group) Can() error {
 	b := d.B
 	switch {
-	case d.Size() < 2 || d.Size() > window.MostRanks:
-		return errDirectRanks
+	case d.Size() < 2 || d.Size() > window.MostRingRanks:
+		return errRanks
 	case d.Forbidden != nil:
 		return d.Forbidden
 	}
 	return b.Unreachable
 }
 
-var errDirectRanks = fmt.Errorf("it is for 2 to %d ranks", window.MostRanks)
+var (
+	errRanks     = fmt.Errorf("it is for 2 to %d ranks", window.MostRingRanks)
+	errMeshRanks = fmt.Errorf("it is for 2 to %d ranks", window.MostRanks)
+)
+
+// CanMesh is Can for calls whose kernels reach all other devices.
+func (d *Group) CanMesh() error {
+	if n := d.Size(); n < 2 || n > window.MostRanks {
+		return errMeshRanks
+	}
+	return d.Can()
+}
+
+// Mesh returns nil if the ranks have connected and kernels reach all other devices. Otherwise they may reach the
+// next one in a ring.
+func (d *Group) Mesh() error {
+	if err := d.CanMesh(); err != nil {
+		return err
+	}
+	if d.Open.Load() != nil {
+		return d.unmeshed
+	}
+	d.connecting.Lock()
+	defer d.connecting.Unlock()
+	switch {
+	case !d.asked:
+		return group.ErrNotAsked
+	case d.unmeshed != nil:
+		return d.unmeshed
+	}
+	return d.why
+}
+
+// Order returns the ranks in the order of the group's ring, nil if there is none.
+func (d *Group) Order() []int {
+	d.connecting.Lock()
+	defer d.connecting.Unlock()
+	if d.comm == nil {
+		return nil
+	}
+	return d.comm.Order()
+}
 
 // Known returns nil if the ranks have connected. It asks nobody.
 func (d *Group) Known() error {
@@ -217,12 +272,15 @@ func (d *Group) opened() {
 	}
 }
 
+// telling tells the other ranks of the group why not, and something else. It returns what they have told.
+type telling func(why error, more []byte) (reason error, all [][]byte, err error)
+
 // connect makes this rank's window and kernels, and opens the other ranks' memory. If that is not
 // possible it returns why; all ranks return the same. An error ends the group.
 func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 	b := d.B
 	tell := func(why error, more []byte) (reason error, all [][]byte, err error) { return d.hear(q, why, more) }
-	mine := make([]byte, 12+region.NameLen)
+	mine := make([]byte, 16+region.NameLen)
 	if why = d.Forbidden; why == nil {
 		why = d.prepare(dev)
 	}
@@ -230,22 +288,29 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 		binary.LittleEndian.PutUint32(mine, directChannels(d.v, d.Size()))
 		binary.LittleEndian.PutUint32(mine[4:], uint32(d.blocks))
 		binary.LittleEndian.PutUint32(mine[8:], uint32(d.lanes.channels))
-		copy(mine[12:], d.own.Name)
+		binary.LittleEndian.PutUint32(mine[12:], ringChannels(d.v, d.Size()))
+		copy(mine[16:], d.own.Name)
 	}
 	reason, all, err := tell(why, mine)
+	o := window.Options{Driver: b.Driver, Device: d.v, Rank: d.Rank(), Ranks: d.Size()}
+	ring := 0
 	if err == nil && reason == nil {
-		channels, blocks, lanes := uint32(directMostChannels), uint32(mostBlocks), uint32(directMostChannels)
-		for _, b := range all {
-			lanes = min(lanes, binary.LittleEndian.Uint32(b[8:]))
-			channels, blocks = min(channels, binary.LittleEndian.Uint32(b)), min(blocks, binary.LittleEndian.Uint32(b[4:]))
+		least := func(at int) (n int) {
+			for r, b := range all {
+				if x := int(binary.LittleEndian.Uint32(b[at:])); r == 0 || x < n {
+					n = x
+				}
+			}
+			return n
 		}
-		d.keepPlace(int(blocks))
-		d.keepLanes(int(lanes))
-		why = d.openPages(all)
-		if why == nil {
-			d.window, why = window.New(q.Ctx, window.Options{
-				Driver: b.Driver, Device: d.v, Rank: d.Rank(), Ranks: d.Size(), Channels: int(channels), LaneChannels: d.lanes.channels,
-			})
+		d.keepPlace(least(4))
+		d.keepLanes(least(8))
+		o.Channels, o.LaneChannels = least(0), d.lanes.channels
+		if ring = least(12); d.Ring {
+			o.RingChannels = ring
+		}
+		if why = d.openPages(all); why == nil && d.Size() <= window.MostRanks {
+			d.window, why = window.New(q.Ctx, o)
 		}
 		reason, _, err = tell(why, nil)
 	}
@@ -253,27 +318,16 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 		err = errors.Join(err, d.own.Hide()) // who opens it has done so
 	}
 	if err == nil && reason == nil {
-		why = d.window.Connect(q.Ctx, func(ctx context.Context, mine []byte) ([][]byte, error) {
-			_, all, err := tell(nil, mine)
-			return all, err
-		})
-		if why == nil {
-			_, _, shared := d.window.SharedDevice()
-			d.Shared.Store(shared)
-			d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit, DTypes: d.DTypes})
-			if why == nil {
-				why = d.loadLists()
-			}
-			if why == nil && d.v.Info().StreamValues {
-				d.memory, why = registered.New(d.window, slices.Insert(slices.Clone(d.pages), d.Rank(), d.own), region.PageSize)
-			}
+		mesh := errMeshRanks
+		if d.window != nil {
+			mesh, err = d.reach(q, tell)
 		}
-		reason, _, err = tell(why, nil)
-		if err == nil && reason != nil {
-			// All have detached before one of them frees its memory.
-			why = errors.Join(d.closeMemory(), d.window.Detach())
-			_, _, err = tell(nil, nil)
-			err = errors.Join(err, why)
+		reason = mesh
+		around := d.Members == nil && d.Size() >= fewestAround && !d.Shared.Load()
+		if err == nil && mesh != nil && around {
+			d.unmeshed = mesh
+			o.Next, o.RingChannels = true, ring
+			reason, err = d.reachNext(q, tell, o)
 		}
 	}
 	if err == nil && reason == nil {
@@ -283,11 +337,54 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 	if err == nil && reason != nil {
 		freed = d.release()
 	}
-	if err == nil && d.Members == nil && (reason != nil || d.Share) {
+	if err == nil && d.Members == nil && (reason != nil || d.unmeshed != nil || d.Share) {
 		// All-reduces go through the host, or some do.
 		err = b.Share(q.Ctx, q.Left())
 	}
 	return reason, errors.Join(err, freed)
+}
+
+// reach opens the memory of the other ranks, or of the next one, and loads the kernels. If a rank cannot, nothing is
+// left open, and all return why.
+func (d *Group) reach(q *group.Operation, tell telling) (reason, err error) {
+	why := d.window.Connect(q.Ctx, func(ctx context.Context, mine []byte) ([][]byte, error) {
+		_, all, err := tell(nil, mine)
+		return all, err
+	})
+	if why == nil {
+		_, _, shared := d.window.SharedDevice()
+		d.Shared.Store(shared)
+		d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit, DTypes: d.DTypes})
+		if why == nil {
+			why = d.loadLists()
+		}
+		if why == nil && d.v.Info().StreamValues && !d.window.NextOnly() {
+			pages := slices.Insert(slices.Clone(d.pages), d.Rank(), d.own)
+			d.memory, why = registered.New(d.window, pages, region.PageSize)
+		}
+	}
+	reason, _, err = tell(why, nil)
+	if err == nil && reason != nil {
+		// All have detached before one of them frees its memory.
+		why = errors.Join(d.closeMemory(), d.window.Detach())
+		_, _, err = tell(nil, nil)
+		err = errors.Join(err, why)
+	}
+	return reason, err
+}
+
+// reachNext is reach for a group that is no mesh. It frees what the group has made for one.
+func (d *Group) reachNext(q *group.Operation, tell telling, o window.Options) (reason, err error) {
+	d.keepLanes(0)
+	if err := d.drop(); err != nil {
+		return nil, err
+	}
+	var why error
+	d.window, why = window.New(q.Ctx, o)
+	if reason, _, err = tell(why, nil); err == nil && reason == nil {
+		reason, err = d.reach(q, tell)
+	}
+	return reason, err
 }
 
 // pageBytes is what a rank shares with the others: a page of words, and its registry.
@@ -329,7 +426,7 @@ func (d *Group) openPages(all [][]byte) error {
 		if r == d.Rank() {
 			continue
 		}
-		p, err := region.Open(string(group.TrimZeros(b[12:][:region.NameLen])), pageBytes)
+		p, err := region.Open(string(group.TrimZeros(b[16:][:region.NameLen])), pageBytes)
 		if err != nil {
 			return fmt.Errorf("the page of rank %d: %w", d.Of(r), err)
 		}
@@ -454,17 +551,7 @@ func (d *Group) release() error {
 		d.B.Scratch.Put(d.Dev, d.turns.m)
 		d.turns = turns{}
 	}
-	errs := []error{d.closeLanes(), d.closeMemory()}
-	if d.comm != nil {
-		errs = append(errs, d.comm.Close())
-	}
-	if d.listing != nil {
-		errs = append(errs, d.listing.Close())
-		d.listing, d.lister = nil, nil
-	}
-	if d.window != nil {
-		errs = append(errs, d.window.Close())
-	}
+	errs := []error{d.closeLanes(), d.drop()}
 	for _, p := range append(d.pages, d.own) {
 		if p != nil {
 			errs = append(errs, p.Leave())
@@ -476,6 +563,23 @@ func (d *Group) release() error {
 	for _, s := range d.others {
 		errs = append(errs, s.Close())
 	}
-	d.comm, d.window, d.pages, d.own, d.stream, d.others = nil, nil, nil, nil, nil, nil
+	d.pages, d.own, d.stream, d.others = nil, nil, nil, nil
+	return errors.Join(errs...)
+}
+
+// drop frees the window and what uses it.
+func (d *Group) drop() error {
+	errs := []error{d.closeMemory()}
+	if d.comm != nil {
+		errs = append(errs, d.comm.Close())
+	}
+	if d.listing != nil {
+		errs = append(errs, d.listing.Close())
+		d.listing, d.lister = nil, nil
+	}
+	if d.window != nil {
+		errs = append(errs, d.window.Close())
+	}
+	d.comm, d.window = nil, nil
 	return errors.Join(errs...)
 }

@@ -91,7 +91,7 @@ func (d *Group) laneChannels() int {
 // time. There are no lanes if all kernels but the largest collective would then take half of the device.
 func (d *Group) takeLanes() {
 	l := &d.lanes
-	if l.channels = 0; d.Members != nil {
+	if l.channels = 0; d.Members != nil || d.Size() > window.MostRanks {
 		return
 	}
 	channels := d.laneChannels()
@@ -118,7 +118,7 @@ func (d *Group) keepLanes(channels int) {
 
 // settle has the ranks tell each other how many messages have gone through the host, and opens the
 // lanes. All ranks call it at the same time. A message that is posted meanwhile waits.
-func (d *Group) settle(tell func(why error, more []byte) (reason error, all [][]byte, err error)) (err error) {
+func (d *Group) settle(tell telling) (err error) {
 	l := &d.lanes
 	l.mu.Lock()
 	if l.channels == 0 {
@@ -170,10 +170,7 @@ func (d *Group) settle(tell func(why error, more []byte) (reason error, all [][]
 
 // HasLanes returns nil if messages of tag 0 go from device to device, as far as this rank knows.
 func (d *Group) HasLanes() error {
-	if err := d.Can(); err != nil {
-		return err
-	}
-	if err := d.Known(); err != nil {
+	if err := d.Mesh(); err != nil {
 		return err
 	}
 	d.lanes.mu.Lock()

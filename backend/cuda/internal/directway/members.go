@@ -80,7 +80,7 @@ func (d *Group) Connect(q *group.Operation, dev int, why error) (reason, err err
 	defer d.connecting.Unlock()
 	d.Forbidden, d.heard = why, 0
 	if n := d.Size(); n < 2 || n > window.MostRanks {
-		reason = errDirectRanks
+		reason = errMeshRanks
 	} else {
 		reason, err = d.connect(q, dev)
 	}
@@ -99,10 +99,11 @@ func (d *Group) Connect(q *group.Operation, dev int, why error) (reason, err err
 // order. It is for members that are connected.
 func (d *Group) Kernels() (*direct.Comm, int, driver.Stream) { return d.comm, d.Dev, d.stream }
 
-// Next counts an operation, for Left. The caller holds the engine's Calls.
+// Next counts an operation, for Left, and tells the other ranks. The caller holds the engine's Calls.
 func (d *Group) Next() (number uint32) {
 	number = d.made
 	d.made++
+	madeWord(d.own).Store(d.made)
 	return number
 }
 

@@ -119,3 +119,11 @@ const (
 func directChannels(v driver.Device, ranks int) uint32 {
 	return uint32(min(max(int(v.Info().Memory/directShare)/window.ChannelBytes(ranks), 1), directMostChannels))
 }
+
+// ringMostChannels is how many channels a ring has at most: 128 blocks of 8 warps. It was not measured on GPUs.
+const ringMostChannels = 1024
+
+// ringChannels returns how many channels a ring on a device has.
+func ringChannels(v driver.Device, ranks int) uint32 {
+	return uint32(min(max(int(v.Info().Memory/directShare)/window.RingChannelBytes(ranks), 1), ringMostChannels))
+}

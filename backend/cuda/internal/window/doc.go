@@ -33,6 +33,10 @@
 // credits and state of its own. Messages therefore need no order with collectives and with messages of
 // other lanes.
 //
+// With [Options.RingChannels] there is a ring: an order of the ranks, in which each one writes to the next one. It has
+// slots, a flag beside each, and counts of its own. [Window.Ring] returns it. With [Options.Next] there is nothing
+// else, and a rank maps the memory of the next rank alone. Connect first finds out which ranks reach which.
+//
 // Page-locked memory of the rank's own process holds the abort word, the report, and the number of the
 // last call that has ended. The host writes the abort word, and kernels poll it. The first kernel that
 // fails writes the report. The last channel of a call writes the number. Each lane has such words of its

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,7 +40,7 @@ type Options struct {
 	Driver driver.Driver
 	Device driver.Device // of Driver
 
-	Rank, Ranks int // Ranks is 2 to MostRanks
+	Rank, Ranks int // Ranks is 2 to MostRanks, or with Next to MostRingRanks
 
 	// Channels is how many warps of a rank can work at a time. 0 means 2048.
 	Channels int
@@ -52,6 +53,13 @@ type Options struct {
 	// LaneChannels is how many warps send a message at a time, on each side of a lane. 0 means
 	// that there are no lanes; see Lane.
 	LaneChannels int
+
+	// RingChannels is how many warps of a rank work in a ring at a time. 0 means that there is no ring; see Ring.
+	RingChannels int
+
+	// Next has a rank map the memory of the next rank in the ring only. Then the ring is all that there is: Channels,
+	// Depth and LaneChannels are not used. The other ranks' devices need not be in reach.
+	Next bool
 }
 
 // depthFor returns the default Options.Depth.
@@ -80,8 +88,18 @@ func (o *Options) check() error {
 	if o.Driver == nil || o.Device == nil {
 		return errors.New("window: Options.Driver and Options.Device are needed")
 	}
-	if o.Ranks < 2 || o.Ranks > MostRanks || o.Rank < 0 || o.Rank >= o.Ranks {
-		return fmt.Errorf("window: rank %d of %d: want 2 to %d ranks", o.Rank, o.Ranks, MostRanks)
+	most := MostRanks
+	if o.Next {
+		most, o.Channels, o.Depth, o.LaneChannels = MostRingRanks, 0, 0, 0
+	}
+	if o.Ranks < 2 || o.Ranks > most || o.Rank < 0 || o.Rank >= o.Ranks {
+		return fmt.Errorf("window: rank %d of %d: want 2 to %d ranks", o.Rank, o.Ranks, most)
+	}
+	if o.RingChannels < 0 || o.RingChannels > 1<<16 || o.Next && o.RingChannels == 0 {
+		return fmt.Errorf("window: %d channels of a ring, want 1 to %d, or 0 for none", o.RingChannels, 1<<16)
+	}
+	if o.Next {
+		return nil
 	}
 	if o.Channels == 0 {
 		o.Channels = 2048
@@ -111,7 +129,8 @@ type layout struct {
 	keysAt, credit, state   int
 	failed, total, occupied int // after failed is the count of channels that have ended
 	maps                    int // where the regions of the ranks are, MostRegions for each of MostRanks
-	tries                   int // where the ranks write when they connect, tryBytes for each of MostRanks
+	tries                   int // where the ranks write when they connect, tryBytes for each of MostRingRanks
+	ringAt                  int // what a ring has: slots, flags, counts
 
 	lanes, lanesAt int // what a lane has of slots, then of keys; the first one
 	laneKeys       int // within a lane
@@ -120,7 +139,7 @@ type layout struct {
 }
 
 func (o Options) layout() (l layout) {
-	slots := o.Channels * o.Depth
+	slots := o.Channels * o.Depth // none with Next
 	l.ring, l.keys = slots*SlotBytes(o.Ranks), slots*KeyBytes
 	l.keysAt = (o.Ranks - 1) * l.ring
 	l.lanesAt = l.keysAt + (o.Ranks-1)*l.keys
@@ -135,7 +154,8 @@ func (o Options) layout() (l layout) {
 	l.failed = l.countsAt + o.lanes()*l.counts
 	l.maps = l.failed + 8
 	l.tries = l.maps + MostRanks*MostRegions*8
-	l.occupied = l.tries + MostRanks*tryBytes
+	l.ringAt = (l.tries + MostRingRanks*tryBytes + 255) / 256 * 256
+	l.occupied = l.ringAt + o.RingChannels*RingChannelBytes(o.Ranks)
 	// Whole pages of the device, so that nothing else lies in what other processes open.
 	const page = 2 << 20
 	l.total = (l.occupied + page - 1) / page * page
@@ -181,6 +201,7 @@ type Window struct {
 	owner [16]byte        // this process, as handles have it
 	uuids [][16]byte
 	peers []int // devices that enable has made reachable
+	order []int // of the ring
 
 	connected, closed bool
 	busy              bool // the device may still use the memory
@@ -273,9 +294,16 @@ func settle(ctx context.Context, s driver.Stream) error {
 	return e.Sync(ctx)
 }
 
-// The message of Connect: the handle, the address for ranks of the same process, and what
+// greetingBytes are those of a message of Connect: the handle, the address for ranks of the same process, and what
 // has to be alike.
-const greeting = driver.MemoryHandleSize + 8 + 4 + 4 + 4 + 4
+const greetingBytes = driver.MemoryHandleSize + 8 + 4 + 4 + 4 + 4 + 4
+
+// greeting is what a rank has told.
+type greeting struct {
+	handle driver.MemoryHandle
+	at     driver.Ptr
+	dev    uint32
+}
 
 // Connect opens the memory of the other ranks. All ranks have to call it, once. If one of
 // them fails, all do, with an error that names it.
@@ -288,7 +316,7 @@ func (w *Window) Connect(ctx context.Context, exchange Exchange) error {
 		handle = driver.MemoryHandle{Len: 1}
 	}
 	w.owner = handle.Owner
-	b, err := handle.AppendBinary(make([]byte, 0, greeting))
+	b, err := handle.AppendBinary(make([]byte, 0, greetingBytes))
 	if err != nil {
 		return err
 	}
@@ -297,14 +325,25 @@ func (w *Window) Connect(ctx context.Context, exchange Exchange) error {
 	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.Channels))
 	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.Depth))
 	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.LaneChannels))
+	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.RingChannels))
 	if mine != nil {
 		mine = w.wrap(mine, "a handle of the rings")
 	}
-	all, err := w.agree(ctx, exchange, b, mine)
+	told, err := w.agree(ctx, exchange, b, mine)
 	if err != nil {
 		return err
 	}
-	_, err = w.agree(ctx, exchange, nil, cmp.Or(w.open(all), w.try(ctx)))
+	all, mine := w.greetings(told)
+	if mine == nil && !w.o.Next {
+		mine = w.openAll(ctx, all)
+	}
+	_, err = w.agree(ctx, exchange, nil, mine)
+	if err == nil && w.o.RingChannels > 0 {
+		err = w.arrange(ctx, exchange, all)
+	}
+	if err == nil && w.o.Next {
+		_, err = w.agree(ctx, exchange, nil, w.openAll(ctx, all))
+	}
 	if err != nil {
 		return errors.Join(err, w.Detach())
 	}
@@ -348,38 +387,65 @@ func (w *Window) agree(ctx context.Context, exchange Exchange, b []byte, mine er
 	return all, reason
 }
 
-// open opens the memory of the others.
-func (w *Window) open(all [][]byte) error {
+// greetings reads what the ranks have told.
+func (w *Window) greetings(told [][]byte) ([]greeting, error) {
 	w.opens = make([]driver.Memory, w.o.Ranks)
 	w.uuids = make([][16]byte, w.o.Ranks)
-	w.uuids[w.o.Rank] = w.o.Device.Info().UUID
-	for r, b := range all {
-		if r == w.o.Rank {
-			continue
-		}
-		var h driver.MemoryHandle
-		if err := h.UnmarshalBinary(b[:driver.MemoryHandleSize]); err != nil {
-			return w.wrap(err, "the handle of rank %d", r)
+	all := make([]greeting, w.o.Ranks)
+	for r, b := range told {
+		g := &all[r]
+		if err := g.handle.UnmarshalBinary(b[:driver.MemoryHandleSize]); err != nil {
+			return nil, w.wrap(err, "the handle of rank %d", r)
 		}
 		b = b[driver.MemoryHandleSize:]
-		at := driver.Ptr(binary.LittleEndian.Uint64(b))
-		dev := binary.LittleEndian.Uint32(b[8:])
-		if channels, depth := int(binary.LittleEndian.Uint32(b[12:])), int(binary.LittleEndian.Uint32(b[16:])); channels != w.o.Channels ||
-			depth != w.o.Depth {
-			return w.wrap(errors.New("all ranks need the same Options"), "%d channels of %d slots, rank %d has %d of %d",
-				w.o.Channels, w.o.Depth, r, channels, depth)
+		g.at, g.dev = driver.Ptr(binary.LittleEndian.Uint64(b)), binary.LittleEndian.Uint32(b[8:])
+		w.uuids[r] = g.handle.UUID
+		own := []int{w.o.Channels, w.o.Depth, w.o.LaneChannels, w.o.RingChannels}
+		var theirs []int
+		for at := range own {
+			theirs = append(theirs, int(binary.LittleEndian.Uint32(b[12+4*at:])))
 		}
-		if n := int(binary.LittleEndian.Uint32(b[20:])); n != w.o.LaneChannels {
-			return w.wrap(errors.New("all ranks need the same Options"), "lanes of %d channels, rank %d has %d", w.o.LaneChannels, r, n)
+		if !slices.Equal(own, theirs) {
+			return nil, w.wrap(errors.New("all ranks need the same Options"),
+				"channels, slots, channels of lanes and of the ring are %d, those of rank %d %d", own, r, theirs)
 		}
-		if h.Len != uint64(w.l.total) {
-			return w.wrap(fmt.Errorf("it has %d bytes, want %d", h.Len, w.l.total), "the memory of rank %d", r)
+		if g.handle.Len != uint64(w.l.total) {
+			return nil, w.wrap(fmt.Errorf("it has %d bytes, want %d", g.handle.Len, w.l.total), "the memory of rank %d", r)
 		}
-		m, err := w.Reach(h, at)
-		if err != nil {
-			return w.wrap(err, "the memory of rank %d on its device %d", r, dev)
+	}
+	w.uuids[w.o.Rank] = w.o.Device.Info().UUID
+	return all, nil
+}
+
+// openAll opens the memory of the others, or of the next one, and tries the way there.
+func (w *Window) openAll(ctx context.Context, all []greeting) (err error) {
+	with := w.order
+	if w.o.Next {
+		with = []int{with[(slices.Index(with, w.o.Rank)+1)%len(with)]}
+	} else {
+		with = make([]int, 0, len(all))
+		for r := range all {
+			if r != w.o.Rank {
+				with = append(with, r)
+			}
 		}
-		w.opens[r], w.uuids[r] = m, h.UUID
+	}
+	for _, r := range with {
+		err = cmp.Or(err, w.open(all, r))
+	}
+	for _, r := range with {
+		if err == nil {
+			err = w.try(ctx, r)
+		}
+	}
+	return err
+}
+
+// open opens the memory of another rank.
+func (w *Window) open(all []greeting, r int) (err error) {
+	if w.opens[r], err = w.Reach(all[r].handle, all[r].at); err != nil {
+		w.opens[r] = nil
+		return w.wrap(err, "the memory of rank %d on its device %d", r, all[r].dev)
 	}
 	return nil
 }
@@ -387,40 +453,34 @@ func (w *Window) open(all [][]byte) error {
 // tryBytes is what a rank writes to another one's memory when they connect.
 const tryBytes = 64
 
-// try writes to the memory of each other rank and reads that back. A device may be said to reach another one and not
+// try writes to the memory of another rank and reads that back. A device may be said to reach another one and not
 // do so: with some IOMMUs and PCIe switches, and in some virtual machines. Then data would be lost, or kernels would
 // wait until their time is over.
-func (w *Window) try(ctx context.Context) error {
+func (w *Window) try(ctx context.Context, r int) error {
 	s, err := w.o.Device.NewStream(driver.StreamOptions{Name: fmt.Sprintf("rank %d try", w.o.Rank)})
 	if err != nil {
-		return w.wrap(err, "a stream to try the way to the other ranks")
+		return w.wrap(err, "a stream to try the way to rank %d", r)
 	}
 	defer s.Close()
 	from := w.host.Ptr() + driver.Ptr(w.o.hostBytes())
 	h := w.host.Bytes()[w.o.hostBytes():]
-	for r, m := range w.opens {
-		if m == nil {
-			continue
-		}
-		driver.HostAccess(w.o.Driver, "trying the way to another rank", driver.Writes(from, len(h)))
-		for i := range tryBytes {
-			h[i], h[tryBytes+i] = byte(1+16*r+7*i), 0
-		}
-		at := m.Ptr() + driver.Ptr(w.l.tries+w.o.Rank*tryBytes)
-		err := cmp.Or(s.Copy(at, from, tryBytes), s.Copy(from+tryBytes, at, tryBytes))
-		limit, cancel := context.WithTimeout(ctx, settleLimit)
-		ended := w.settle(limit, s)
-		cancel()
-		if err = cmp.Or(err, ended); w.busy {
-			return w.wrap(err, "trying the way to the memory of rank %d", r)
-		}
-		driver.HostAccess(w.o.Driver, "looking what came back", driver.Reads(from, len(h)))
-		if err == nil && !bytes.Equal(h[:tryBytes], h[tryBytes:]) {
-			err = errors.New("what it writes there does not come: peer access does not work, though CUDA has it")
-		}
-		if err != nil {
-			return w.wrap(err, "the memory of rank %d", r)
-		}
+	driver.HostAccess(w.o.Driver, "trying the way to another rank", driver.Writes(from, len(h)))
+	for i := range tryBytes {
+		h[i], h[tryBytes+i] = byte(1+16*r+7*i), 0
+	}
+	at := w.opens[r].Ptr() + driver.Ptr(w.l.tries+w.o.Rank*tryBytes)
+	err = cmp.Or(s.Copy(at, from, tryBytes), s.Copy(from+tryBytes, at, tryBytes))
+	limit, cancel := context.WithTimeout(ctx, settleLimit)
+	defer cancel()
+	if err = cmp.Or(err, w.settle(limit, s)); w.busy {
+		return w.wrap(err, "trying the way to the memory of rank %d", r)
+	}
+	driver.HostAccess(w.o.Driver, "looking what came back", driver.Reads(from, len(h)))
+	if err == nil && !bytes.Equal(h[:tryBytes], h[tryBytes:]) {
+		err = errors.New("what it writes there does not come: peer access does not work, though CUDA has it")
+	}
+	if err != nil {
+		return w.wrap(err, "the memory of rank %d", r)
 	}
 	return nil
 }
@@ -473,6 +533,9 @@ func (w *Window) Rank() (rank, ranks int) { return w.o.Rank, w.o.Ranks }
 
 // Shape returns the channels of a window and the slots of a channel.
 func (w *Window) Shape() (channels, depth int) { return w.o.Channels, w.o.Depth }
+
+// NextOnly reports whether a rank maps the memory of the next rank in the ring only; see Options.Next.
+func (w *Window) NextOnly() bool { return w.o.Next }
 
 // Device returns the device of the window.
 func (w *Window) Device() driver.Device { return w.o.Device }

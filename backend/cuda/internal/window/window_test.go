@@ -209,7 +209,7 @@ func TestConnectFails(t *testing.T) {
 		}
 		errs := connect(t, all)
 		wants(t, errs, "all ranks need the same Options")
-		require.ErrorContains(t, errs[0], "rank 0 on device 0: 2 channels of 4 slots, rank 1 has 2 of 8")
+		require.ErrorContains(t, errs[0], "channels of lanes and of the ring are [2 4 0 0], those of rank 1 [2 8 0 0]")
 	})
 	t.Run("exchange", func(t *testing.T) {
 		w := newHost(t, sim.Config{Devices: 2}, 2, true).make(t)[0]

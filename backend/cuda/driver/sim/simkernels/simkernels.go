@@ -38,6 +38,7 @@ func All() map[string]sim.Kernel {
 	direct.Each(func(name string, d tensor.DType) {
 		all[name] = func(k *sim.Run) error { return exchangeTiles(k, d) }
 	})
+	all[direct.RingKernel] = ringTiles
 	direct.EachMove(func(name string) { all[name] = moveTiles })
 	direct.EachSpread(func(name string, d tensor.DType, two bool) {
 		all[name] = func(k *sim.Run) error { return bothTiles(k, d, direct.ParseMove(k.Arg(0)), true) }

@@ -449,10 +449,8 @@ func (g *epoch) own(cause error) error {
 	}
 	var link *work.LinkError
 	switch {
-	case errors.As(cause, &link):
+	case errors.As(cause, &link), e.Peer < 0:
 		return &foreign{cause}
-	case e.Peer < 0:
-		return cause
 	}
 	there := g.world.find(e.Group)
 	if there == nil || e.Peer >= len(there.ranks) || !slices.Contains(g.ranks, there.ranks[e.Peer]) {

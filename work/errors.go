@@ -45,7 +45,7 @@ var (
 // to blame. Error.Peer is -1 then.
 type LinkError struct {
 	Ranks [2]int // within the group, the lower one first
-	Err   error  // ErrTimeout if the link is broken or slow, ErrCorrupted if bytes were changed
+	Err   error  // ErrTimeout if the link is broken, ErrCorrupted if bytes were changed
 }
 
 func (e *LinkError) Error() string {

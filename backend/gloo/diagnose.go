@@ -85,7 +85,7 @@ func (d *due) cause() error {
 // inquiry asks the other ranks why operations run out of time: how far they are, and for whom they
 // wait. It begins before that time is over, so that an operation ends soon after it, with the rank or the
 // link to blame. It forgets operations that end in time. One inquiry asks for all operations of a mesh: with
-// the questions of many, every rank and every link would look slow.
+// the questions of many, answers would be late.
 type inquiry struct {
 	log    *slog.Logger
 	hosts  *plan.Layout
@@ -170,14 +170,12 @@ func (q *inquiry) open() (all []*due) {
 // does. Silence does not tell the two apart, but on a busy machine other processes are late too. So run asks
 // again while this process itself is late, or while more answers come in. It also asks again while data
 // move or ranks wait for each other. The second question is about the ranks that the first answers
-// have shown. By the third, the others know more of them. It asks long questions about a link that
-// seems slow. When an operation has to end, run may still not be sure of a silent rank or a link. This rank is then
-// the slow one if its process waited for a CPU for half of the time.
+// have shown. By the third, the others know more of them. When an operation has to end, run may still not be sure of a
+// silent rank or a link. It blames nobody then if this process waited for a CPU for half of the time.
 func (q *inquiry) run() {
 	e := &evidence{self: q.mesh.Rank(), hosts: q.hosts, checks: q.checks, peer: -1}
 	begun, before := time.Now(), -1
 	var about []int
-	var v verdict
 	var waited time.Duration // for a CPU
 	stop := q.lag()
 	for all := q.open(); len(all) > 0; all = q.open() {
@@ -190,14 +188,12 @@ func (q *inquiry) run() {
 		if short := min(pace, leastAnswer/2); e.round > 0 && left < short {
 			q.pause(left)
 		} else {
-			e.ask(q.mesh, min(max(pace, leastAnswer), max(left, short)), v, about)
+			e.hear(q.mesh.Diagnose(min(max(pace, leastAnswer), max(left, short)), about...))
 		}
 		kept := stop()
 		stop = q.lag()
 		waited += kept
 		now, silent := time.Now(), silent(q.mesh, e.health)
-		e.about(first)
-		v = e.judge()
 		for _, d := range all {
 			if !d.isOver(now) || d.work.IsCompleted() {
 				continue
@@ -206,7 +202,8 @@ func (q *inquiry) run() {
 			v := e.judge()
 			late, end := kept >= pace/4, !now.Before(d.latest)
 			if took := now.Sub(begun); end && v.weak && late && (silent > 0 || v.other >= 0) && waited >= took/2 {
-				v = verdict{rank: e.self, other: -1, why: fmt.Sprintf("rank %d is slow: it waited for a CPU for %.1f s of %.1f", e.self, waited.Seconds(), took.Seconds())}
+				const what = "rank %d waited for a CPU for %.1f s of %.1f: answers may be late for that"
+				v = e.nobody(fmt.Sprintf(what, e.self, waited.Seconds(), took.Seconds()))
 			}
 			enough := e.round >= leastRounds && !v.weak && !late && silent == before
 			if end || d.turn == 0 && (enough || v.sure && silent == 0) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -72,6 +73,23 @@ func TestAbortKeepsItsCause(t *testing.T) {
 		} else {
 			require.ErrorIs(t, barrier(b), work.ErrAborted)
 		}
+	})
+}
+
+// TestAbortThatBlamesNobody: the cause is the timeout of an operation for which no rank was to blame. It blames nobody
+// in this group either.
+func TestAbortThatBlamesNobody(t *testing.T) {
+	cause := &work.Error{Peer: -1, Err: transport.NewFault(transport.FaultTimeout, -1, 0, errors.New("too slow"))}
+	ranks(t, mem.NewFabric(), 2, 1, 0, func(t *testing.T, b *gloo.Backend) {
+		if b.Rank() == 0 {
+			b.Abort(cause)
+		}
+		err := barrier(b)
+		require.ErrorIs(t, err, work.ErrTimeout)
+		require.ErrorContains(t, err, "too slow")
+		var e *work.Error
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, -1, e.Peer)
 	})
 }
 

@@ -95,11 +95,7 @@ func (s *session) blameFor(d *due, v verdict, cause error) {
 	if !errors.Is(cause, work.ErrTimeout) {
 		return // its context was cancelled, and the operation says so
 	}
-	switch {
-	case v.why != "":
-	case d.collective:
-		v.why = "no rank is missing: the operation was too slow"
-	default:
+	if v.why == "" {
 		v.why = fmt.Sprintf("no rank sent on tag %d", d.tag)
 	}
 	f := v.fault(s.rank, cause)
@@ -246,8 +242,9 @@ func (s *session) causedBy(cause error) transport.Fault {
 			first, f.Reporter = was, was.Reporter
 		}
 		f.Err = &relayed{cause, first.Words()}
-	case errors.As(cause, &was) && was.Kind.OfLink() && was.Rank < s.size && was.Reporter < s.size:
-		f = *was
+	case errors.As(cause, &was) && was.Kind == transport.FaultTimeout && was.Rank < 0 && was.Reporter < s.size,
+		errors.As(cause, &was) && was.Kind.OfLink() && was.Rank < s.size && was.Reporter < s.size:
+		f = *was // no rank is to blame
 	case e == nil && errors.As(cause, &was) && was.Rank >= 0 && was.Rank < s.size: // of a rendezvous
 		f.Kind, f.Rank, f.Reporter = was.Kind, was.Rank, was.Reporter
 		f.Err = &relayed{cause, was.Words()}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
-	"github.com/c10d-go/c10d/internal/lag"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/tcp"
 	"github.com/c10d-go/c10d/internal/transport/wire"
@@ -323,32 +321,20 @@ func TestMonitoredBarrierNamesABrokenLink(t *testing.T) {
 	}
 }
 
-// TestSlowRanksAndLinksAreNamed: one rank or one link passes 2 Mbit/s. Its answers then take about
-// 0.1 s. On a busy machine all answers do, and nobody can be named: such a try does not count.
-func TestSlowRanksAndLinksAreNamed(t *testing.T) {
+// TestNobodyIsBlamedForASlowNetwork: one rank or one link passes 2 Mbit/s. Every error shows how long answers take.
+func TestNobodyIsBlamedForASlowNetwork(t *testing.T) {
 	for _, wires := range []string{"gloo", "tcp"} {
-		for _, tc := range []struct {
-			i, j int
-			want string
-		}{{1, 1, "rank 1"}, {1, 2, "link between 1 and 2"}} {
-			t.Run(wires+", "+tc.want, func(t *testing.T) {
-				for range 3 {
-					c := newCables(t, wires, 4)
-					stop, begun := lag.Watch(), time.Now()
-					errs := c.whatIsBlamed(func() { c.slowDown(tc.i, tc.j, 250_000) }, func(b *gloo.Backend) error { return work20(b, 8<<20, 3*time.Second) })
-					waited, took := stop(), time.Since(begun)
-					c.close()
-					if waited > took/8 && slices.ContainsFunc(errs, func(err error) bool { return blamed(err) != tc.want }) {
-						t.Logf("this process waited for a CPU for %v of %v: %v", waited, took, errs[0])
-						continue
-					}
-					for r, err := range errs {
-						require.Equal(t, tc.want, blamed(err), "rank %d: %v; waited for a CPU for %v of %v", r, err, waited, took)
-						require.ErrorIs(t, err, work.ErrTimeout)
-					}
-					return
+		for name, ends := range map[string][2]int{"rank": {1, 1}, "link": {1, 2}} {
+			t.Run(wires+", "+name, func(t *testing.T) {
+				t.Parallel()
+				c := newCables(t, wires, 4)
+				slow := func() { c.slowDown(ends[0], ends[1], 250_000) }
+				errs := c.whatIsBlamed(slow, func(b *gloo.Backend) error { return work20(b, 8<<20, time.Second) })
+				for r, err := range errs {
+					require.Equal(t, "rank -1", blamed(err), "rank %d: %v", r, err)
+					require.ErrorIs(t, err, work.ErrTimeout)
+					require.Regexp(t, `: the operation was too slow(\n|; )ranks \d and \d: answers take \d+`, err.Error())
 				}
-				t.Log("this machine is too busy")
 			})
 		}
 	}

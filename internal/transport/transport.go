@@ -61,11 +61,6 @@ type Mesh interface {
 	// those ranks in turn, so a second Diagnose knows more.
 	Diagnose(limit time.Duration, about ...int) []Health
 
-	// DiagnoseLink is Diagnose about ranks a and b, with long questions to some ranks. Of these, one that is
-	// neither a nor b asks both a long question in turn. It gets a long one itself only from the hosts of
-	// a and b. A slow network answers long questions late even if it is idle.
-	DiagnoseLink(limit time.Duration, a, b int, long ...int) []Health
-
 	// Close tells the peers that this rank leaves. It sends queued messages, for a second at
 	// most, or for ten while this process has to wait for a CPU. It frees everything, and waits
 	// for its goroutines. Pending requests end with
@@ -125,9 +120,7 @@ type Link struct {
 	Silent   time.Duration // if it has not: since when
 	Quiet    time.Duration // for how long nothing has come from it; 0 if that is unknown
 	RTT      time.Duration // the median time of the last answers, 0 if there was none
-	Long     time.Duration // how long the last long question has taken at least, 0 if none was answered lately
 	Rate     uint64        // bytes a second of messages that went to and fro between the last questions
-	Queued   bool          // the peer answers, and data for it wait in the rank's socket
 }
 
 // Request is one posted send or receive. Its owner sets Peer, Slot and Buf,
@@ -256,7 +249,7 @@ const (
 
 	// FaultCorrupted: bytes from Rank to Reporter were changed on the way.
 	FaultCorrupted
-	// FaultLink: the ranks cannot reach each other, or very slowly.
+	// FaultLink: the ranks cannot reach each other.
 	FaultLink
 
 	// FaultLast is the last kind.

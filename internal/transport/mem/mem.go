@@ -466,11 +466,6 @@ func (e *end) Diagnose(_ time.Duration, about ...int) []transport.Health {
 	return out
 }
 
-// DiagnoseLink implements transport.Mesh. No memory is slow.
-func (e *end) DiagnoseLink(limit time.Duration, a, b int, _ ...int) []transport.Health {
-	return e.Diagnose(limit, a, b)
-}
-
 func (e *end) Close() error {
 	n := e.net
 	n.mu.Lock()

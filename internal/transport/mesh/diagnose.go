@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"syscall"
 	"time"
@@ -12,8 +11,7 @@ import (
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
-// Ping asks a peer how far it is. One of round 0 asks nothing: it is padding. The question behind
-// LongBytes of padding is long. One PING of round 0 is enough to ask for long questions.
+// Ping asks a peer how far it is.
 type Ping struct {
 	Round uint64
 	About [2]int // ranks whose connections with the peer the answer describes, -1 for none
@@ -46,24 +44,14 @@ const (
 	// answerIn takes its place.
 	lateAnswer = 20 * time.Millisecond
 
-	// longIn is how much longer answers may take behind padding, which takes 131 ms at 2 Mbit/s.
-	longIn = 150 * time.Millisecond
-
 	// heardFor is for how long an answer shows that the peer is alive.
 	heardFor = 500 * time.Millisecond
 
 	// keptAnswers is how many answers' times are kept. One rank may be slow for a moment.
 	keptAnswers = 5
 
-	// longQueue is from how many unsent bytes on a link counts as one where data wait.
-	longQueue = 16 << 10
-
 	// interestFor is how long a rank that has asked gets another answer when there is news.
 	interestFor = time.Second
-
-	// LongBytes is how long a long question is at least. After a pause, a network with a rate limit
-	// sends some bytes at once: 16 KiB in tools faults. The other 16 KiB take 66 ms at 2 Mbit/s.
-	LongBytes = 32 << 10
 
 	// doubtRounds and doubtRound are how often and for how long a rank whose connection has ended
 	// in silence asks the others about the peer.
@@ -90,19 +78,7 @@ type inquiry struct {
 	sampleAt   time.Time
 	rate       uint64        // bytes a second before sampleAt
 	least      time.Duration // that a packet to the peer and its acknowledgement took, 0 if unknown
-
-	paddedPing  bool          // a PING of round 0 has come since the last other one
-	readsLong   bool          // the peer asks long questions, and so understands Link.Long
-	longRound   uint64        // of the last long question to the peer
-	longSent    time.Time     // when it was sent
-	long        time.Duration // how long the last answer to one took
-	longHeard   time.Time     // when that came, and before longSent if it has not
-	padding     []span        // of the first connection, if the peer has not acknowledged all of it
-	paddedBytes uint64        // that the peer has acknowledged before those
 }
-
-// span is a part of the bytes that a connection sends, by their number.
-type span struct{ from, to uint64 }
 
 // Pack returns what a Ping has besides its round.
 func (p Ping) Pack() (about uint64, deep uint32) {
@@ -124,21 +100,17 @@ func UnpackPing(round, about uint64, deep uint32, size int) (Ping, error) {
 
 // A packed link has four parts, the lowest bits first: the rank (24 bits), flags (8), a time (16),
 // and the rate in KiB a second (16). The time is Silent in units of 10 ms if linkSilent is set, else
-// RTT in units of 64 us. If linkLong is set, the rate has 8 bits, and Long the other 8, in units of
-// 2 ms. Only peers that ask long questions get such links. 0 is no link.
+// RTT in units of 64 us. 0 is no link.
 const (
 	linkIs = 1 << (24 + iota)
 	linkWaits
 	linkAnswered
 	linkSilent
-	linkQueued
-	linkLong
 	linkSends
 	linkRecvs
 
 	silentUnit = 10 * time.Millisecond
 	rttUnit    = 64 * time.Microsecond
-	longUnit   = 2 * time.Millisecond
 )
 
 // Pack returns the links of an answer.
@@ -151,9 +123,6 @@ func (a *Pong) Pack() (packed [MaxLinks]uint64) {
 		if l.Answered {
 			u |= linkAnswered
 		}
-		if l.Queued {
-			u |= linkQueued
-		}
 		if l.Sends {
 			u |= linkSends
 		}
@@ -165,12 +134,7 @@ func (a *Pong) Pack() (packed [MaxLinks]uint64) {
 			u |= linkSilent
 			d = units(uint64(l.Silent), uint64(silentUnit))
 		}
-		rate := units(l.Rate, 1<<10)
-		if l.Long > 0 {
-			u |= linkLong
-			rate = min(rate, 1<<8-1) | min(units(uint64(l.Long), uint64(longUnit)), 1<<8-1)<<8
-		}
-		packed[i] = u | d<<32 | rate<<48
+		packed[i] = u | d<<32 | units(l.Rate, 1<<10)<<48
 	}
 	return packed
 }
@@ -184,13 +148,11 @@ func (a *Pong) Unpack(packed [MaxLinks]uint64, size int) error {
 		if u == 0 {
 			continue
 		}
-		l := transport.Link{Peer: int(u & (1<<24 - 1)), Waits: u&linkWaits != 0, Answered: u&linkAnswered != 0, Queued: u&linkQueued != 0, Rate: u >> 48 << 10}
+		l := transport.Link{Peer: int(u & (1<<24 - 1)), Rate: u >> 48 << 10}
+		l.Waits, l.Answered = u&linkWaits != 0, u&linkAnswered != 0
 		l.Sends, l.Recvs = u&linkSends != 0, u&linkRecvs != 0
 		if u&linkIs == 0 || l.Peer >= size {
 			return fmt.Errorf("PONG with the link %#x in a group of %d", u, size)
-		}
-		if u&linkLong != 0 {
-			l.Rate, l.Long = u>>48&0xff<<10, time.Duration(u>>56)*longUnit
 		}
 		if d := time.Duration(u >> 32 & 0xffff); u&linkSilent != 0 {
 			l.Silent = max(d*silentUnit, 1)
@@ -209,34 +171,13 @@ func pairOf(ranks []int) [2]int {
 	return pair
 }
 
-// takesLong reports whether a question to the peer may be long now. One long question is on its way at a
-// time, and they are askAgain apart, however often others ask for them.
-func (p *Peer) takesLong(now time.Time) bool {
-	return p.Native && !p.awaitsLong() && now.Sub(p.longSent) > askAgain && len(p.link.Conns()) > 0
-}
-
-// awaitsLong reports whether the peer has not answered the last long question.
-func (p *Peer) awaitsLong() bool { return p.longSent.After(p.longHeard) }
-
-// mark sends one PING of round 0. It makes the questions long that the peer asks because of the next PING.
-func (p *Peer) mark() {
-	if p.lost == nil {
-		p.link.Ping(Ping{About: pairOf(nil)})
-	}
-}
-
-// ask sends a PING and reports whether the peer can answer it. With long the PING is long, if takesLong
-// allows it.
-func (p *Peer) ask(ping Ping, long bool) bool {
+// ask sends a PING and reports whether the peer can answer it.
+func (p *Peer) ask(ping Ping) bool {
 	if p.lost != nil {
 		return false
 	}
 	now := time.Now()
 	p.measure(now)
-	if long && p.takesLong(now) {
-		p.link.Pad()
-		p.longRound, p.longSent = ping.Round, now
-	}
 	p.asked, p.askedAt = ping.Round, now
 	if p.unanswered.IsZero() {
 		p.unanswered = now
@@ -267,16 +208,15 @@ func (p *Peer) measure(now time.Time) traffic {
 	return t
 }
 
-// traffic adds up the traffic of the connections with the peer, without padding.
+// traffic adds up the traffic of the connections with the peer. The least time is that of the first one, which
+// carries the PINGs.
 func (p *Peer) traffic() (sum traffic) {
 	for i, c := range p.link.Conns() {
 		t := trafficOf(c)
 		if i == 0 {
-			t = p.unpadded(t)
 			sum.least = t.least
 		}
 		sum.acked += t.acked
-		sum.queue += t.queue
 		if sum.quiet == 0 || t.quiet < sum.quiet {
 			sum.quiet = t.quiet
 		}
@@ -284,53 +224,11 @@ func (p *Peer) traffic() (sum traffic) {
 	return sum
 }
 
-// unpadded takes padding out of the traffic of the first connection.
-func (p *Peer) unpadded(t traffic) traffic {
-	end := t.acked + t.queue
-	for len(p.padding) > 0 && p.padding[0].to <= t.acked {
-		p.paddedBytes += p.padding[0].to - p.padding[0].from
-		p.padding = p.padding[1:]
-	}
-	acked, queue := p.paddedBytes, uint64(0)
-	for _, s := range p.padding {
-		from, to := min(s.from, end), min(s.to, end)
-		at := min(max(from, t.acked), to)
-		acked += at - from
-		queue += to - at
-	}
-	t.acked -= min(acked, t.acked)
-	t.queue -= min(queue, t.queue)
-	return t
-}
-
-// PaddingBegins notes that the writer of the first connection writes only padding from now on. Mu is held,
-// and nothing is being written.
-func (p *Peer) PaddingBegins() { p.padding = append(p.padding, span{p.written(), math.MaxUint64}) }
-
-// PaddingEnds notes that the padding has been written. Mu is held.
-func (p *Peer) PaddingEnds() {
-	s := &p.padding[len(p.padding)-1]
-	s.to = max(s.from, p.written())
-}
-
-// written returns how many bytes have been written to the first connection.
-func (p *Peer) written() uint64 {
-	t := trafficOf(p.link.Conns()[0])
-	return t.acked + t.queue
-}
-
 // Pinged notes a PING. The writer answers it. A deep PING makes this rank ask those that it waits
-// for, and those that the PING is about. Those get a long question if a PING of round 0 came before, and
-// the PING is not about this rank.
+// for, and those that the PING is about.
 func (p *Peer) Pinged(ping Ping) {
 	b := p.base
-	if ping.Round == 0 {
-		p.paddedPing, p.readsLong = true, true
-		return
-	}
 	p.ping = ping.Round
-	long := p.paddedPing && !slices.Contains(ping.About[:], b.rank)
-	p.paddedPing = false
 	if !ping.Deep {
 		return
 	}
@@ -340,10 +238,9 @@ func (p *Peer) Pinged(ping Ping) {
 		if q == nil || q == p || q.Gone != nil || b.Ended() != nil || !slices.Contains(ping.About[:], q.Rank) && !q.waits(waiting) {
 			continue
 		}
-		longer := long && slices.Contains(ping.About[:], q.Rank) && q.takesLong(now)
-		if longer || q.unanswered.IsZero() || now.Sub(q.askedAt) > askAgain {
+		if q.unanswered.IsZero() || now.Sub(q.askedAt) > askAgain {
 			b.round++
-			q.ask(Ping{Round: b.round, About: pairOf(nil)}, longer)
+			q.ask(Ping{Round: b.round, About: pairOf(nil)})
 		}
 	}
 }
@@ -361,13 +258,7 @@ func (p *Peer) TakePing() (a Pong, ok bool) {
 	if time.Now().Before(p.interest) {
 		about = p.about
 	}
-	a = p.base.answer(p.answered, about)
-	if !p.readsLong {
-		for i := range a.Links {
-			a.Links[i].Long = 0
-		}
-	}
-	return a, true
+	return p.base.answer(p.answered, about), true
 }
 
 // answer describes this rank, with MaxLinks connections at most. The ranks of the question come
@@ -411,12 +302,6 @@ func (p *Peer) describe(w transport.Waiting) transport.Link {
 	if now.Sub(p.heard) < sampleFor {
 		l.RTT = p.rtt()
 	}
-	switch waited := now.Sub(p.longSent); {
-	case p.awaitsLong() && waited >= answerIn:
-		l.Long = waited
-	case now.Sub(p.longHeard) < sampleFor:
-		l.Long = max(p.long, 1)
-	}
 	t := p.measure(now)
 	l.Rate = p.rate
 	switch {
@@ -424,10 +309,6 @@ func (p *Peer) describe(w transport.Waiting) transport.Link {
 		l.Silent, l.Quiet = max(now.Sub(p.askedAt), time.Millisecond), t.quiet
 	case late:
 		l.Silent, l.Quiet = now.Sub(p.unanswered), t.quiet
-	case l.Answered && t.queue >= longQueue:
-		// The answer has overtaken the data, on another connection or while TCP waited to send lost
-		// packets again.
-		l.Queued = true
 	}
 	return l
 }
@@ -443,13 +324,10 @@ func (p *Peer) Ponged(a Pong) {
 	p.unanswered = time.Time{}
 	if a.Round < p.asked {
 		p.unanswered = p.askedAt
-	} else if a.Round > p.timed && a.Round != p.longRound {
+	} else if a.Round > p.timed {
 		p.rtts[p.answers%keptAnswers] = now.Sub(p.askedAt)
 		p.answers++
 		p.timed = a.Round
-	}
-	if p.awaitsLong() && a.Round >= p.longRound {
-		p.long, p.longHeard = now.Sub(p.longSent), now
 	}
 	b.Changed()
 	if !first {
@@ -512,11 +390,7 @@ func (p *Peer) answersLate() bool {
 
 // overdue reports whether an answer of the peer should have come by now.
 func (p *Peer) overdue(now time.Time) bool {
-	limit := answerIn + p.least
-	if p.awaitsLong() {
-		limit += longIn
-	}
-	return !p.unanswered.IsZero() && now.Sub(p.unanswered) >= limit
+	return !p.unanswered.IsZero() && now.Sub(p.unanswered) >= answerIn+p.least
 }
 
 // hasFar reports whether there are ranks on other hosts. Mu is held.
@@ -537,7 +411,7 @@ func (p *Peer) rtt() time.Duration {
 }
 
 // Doubt finds out what the end of the connection with p, with err, means: p need not be to blame. It asks the
-// other ranks about p: its host may be gone, or only the link to it, or this rank may be too slow. If p has
+// other ranks about p: its host may be gone, or only the link to it. If p has
 // died, the mesh goes on while no request needs p. Else it ends. Mu is held.
 func (p *Peer) Doubt(err error) {
 	if p.lost != nil {
@@ -588,7 +462,10 @@ func (p *Peer) Doubt(err error) {
 			f.Kind = transport.FaultLink
 			f.Err = fmt.Errorf("both ranks are alive, and %w", err)
 		case !heard && b.size > 2:
-			f.Kind, f.Rank = transport.FaultTimeout, b.rank
+			f.Kind, f.Rank = transport.FaultTimeout, -1
+			if InSilence(err) {
+				f.Rank = b.rank
+			}
 			f.Err = fmt.Errorf("no other rank answers this one: %w", err)
 		case b.Ended() == nil:
 			p.link.Died(f)

@@ -3,7 +3,6 @@ package mesh
 import (
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"syscall"
 	"testing"
@@ -18,7 +17,7 @@ import (
 // TestPack: what a PING and a PONG carry arrives, in the units of the wire.
 func TestPack(t *testing.T) {
 	a := Pong{Links: []transport.Link{
-		{Peer: 0, Waits: true, Answered: true, Queued: true, RTT: 640 * time.Microsecond, Rate: 1 << 20},
+		{Peer: 0, Waits: true, Answered: true, RTT: 640 * time.Microsecond, Rate: 1 << 20},
 		{Peer: 9, Silent: 2 * time.Second},
 		{Peer: 3, Waits: true, Silent: time.Hour, Rate: 1 << 40},
 		{Peer: 4, RTT: 1, Rate: 1},
@@ -32,17 +31,6 @@ func TestPack(t *testing.T) {
 		{Peer: 3, Waits: true, Silent: 65535 * silentUnit, Rate: 65535 << 10},
 		{Peer: 4, RTT: rttUnit, Rate: 1 << 10},
 		{Peer: 5, Waits: true, Sends: true, Recvs: true},
-	}, got.Links)
-	a, got = Pong{Links: []transport.Link{
-		{Peer: 1, RTT: 640 * time.Microsecond, Rate: 100 << 10, Long: 72 * time.Millisecond},
-		{Peer: 2, Silent: 2 * time.Second, Rate: 1 << 40, Long: time.Hour},
-		{Peer: 3, Long: 1},
-	}}, Pong{}
-	require.NoError(t, got.Unpack(a.Pack(), 10))
-	require.Equal(t, []transport.Link{
-		a.Links[0],
-		{Peer: 2, Silent: 2 * time.Second, Rate: 255 << 10, Long: 255 * longUnit},
-		{Peer: 3, Long: longUnit},
 	}, got.Links)
 	for _, bad := range []uint64{10 | linkIs, 1} {
 		require.ErrorContains(t, new(Pong).Unpack([MaxLinks]uint64{bad}, 10), "PONG with the link", "%#x", bad)
@@ -171,7 +159,6 @@ func (s *speaker) Ping(q Ping) bool {
 	return true
 }
 
-func (s *speaker) Pad()                               {}
 func (s *speaker) Cut()                               {}
 func (s *speaker) Answer()                            {}
 func (s *speaker) Waits() bool                        { return false }
@@ -220,7 +207,7 @@ func TestDoubt(t *testing.T) {
 		"the link to rank 1 breaks, all are far away": {
 			[]peer{{rtt: 400 * ms, least: 300 * ms}, {rtt: 400 * ms, least: 300 * ms, after: 300 * ms, answer: always}}, []int{1}, transport.FaultLink, 1},
 		"this rank is slow, the others have left": {
-			[]peer{{rtt: 60 * ms, least: ms}, {rtt: 60 * ms, least: ms}}, []int{1, 2}, transport.FaultTimeout, 0},
+			[]peer{{rtt: 60 * ms, least: ms}, {rtt: 60 * ms, least: ms}}, []int{1, 2}, transport.FaultTimeout, -1},
 		"rank 1 is killed, all are far away": {
 			[]peer{{rtt: 500 * ms, least: 400 * ms}, {rtt: 500 * ms, least: 400 * ms, after: 400 * ms, answer: first}}, []int{1}, transport.FaultPeerDied, 1},
 		"the other site dies, 25 ms away": {
@@ -255,13 +242,6 @@ func TestDoubt(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Padding may look longer than what waits in the socket while TCP_INFO is being read.
-func TestUnpaddedQueue(t *testing.T) {
-	var p Peer
-	p.padding = []span{{1000, 31000}, {20064, math.MaxUint64}}
-	require.Zero(t, p.unpadded(traffic{acked: 20064, queue: 32768}).queue)
 }
 
 // TestOneLateAnswer: the second answer shows that the first was late by chance.

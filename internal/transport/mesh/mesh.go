@@ -16,7 +16,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,10 +46,6 @@ const closeChecks = 10
 type Link interface {
 	// Ping queues a PING and reports whether the peer can answer it.
 	Ping(p Ping) bool
-
-	// Pad queues LongBytes of PINGs of round 0, for a peer that can answer. The writer sends
-	// nothing else between PaddingBegins and PaddingEnds.
-	Pad()
 
 	// Received returns how many bytes of messages have been read from the peer.
 	Received() uint64
@@ -472,36 +467,18 @@ func (b *Base) Await(ctx context.Context, done func() bool) {
 
 // Diagnose implements transport.Mesh.
 func (b *Base) Diagnose(limit time.Duration, about ...int) []transport.Health {
-	return b.question(limit, pairOf(about), nil)
-}
-
-// DiagnoseLink implements transport.Mesh.
-func (b *Base) DiagnoseLink(limit time.Duration, x, y int, long ...int) []transport.Health {
-	return b.question(limit, [2]int{x, y}, long)
-}
-
-// question asks all peers. Those of long get long questions, or a mark if neither they nor this host are
-// what the question is about. In a large group, long questions of all ranks would fill their network.
-func (b *Base) question(limit time.Duration, about [2]int, long []int) []transport.Health {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
 	b.round++
 	round := b.round
-	isAbout := func(p *Peer) bool { return p != nil && slices.Contains(about[:], p.Rank) }
-	here := slices.Contains(about[:], b.rank) || slices.ContainsFunc(b.peers, func(p *Peer) bool { return isAbout(p) && p.Near })
 	var asked []*Peer
 	for _, p := range b.peers {
 		if p == nil || p.Gone != nil || b.Ended() != nil {
 			continue
 		}
-		longer := slices.Contains(long, p.Rank)
-		if longer && !here && !isAbout(p) {
-			p.mark()
-			longer = false
-		}
-		if p.ask(Ping{Round: round, About: about, Deep: true}, longer) {
+		if p.ask(Ping{Round: round, About: pairOf(about), Deep: true}) {
 			asked = append(asked, p)
 		}
 	}

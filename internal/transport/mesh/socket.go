@@ -20,7 +20,6 @@ const longestPause = 32767 * time.Second
 // traffic is what the system tells of connections; nothing where it does not tell.
 type traffic struct {
 	acked uint64        // bytes that the other host has acknowledged
-	queue uint64        // bytes for it that it has not acknowledged
 	quiet time.Duration // for how long nothing has come
 	least time.Duration // that a packet and its acknowledgement took
 }

@@ -9,9 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mostLooks is how often socketTraffic looks at a connection until nothing is acknowledged meanwhile.
-const mostLooks = 4
-
 // socketTraffic is the traffic of one connection.
 func socketTraffic(c syscall.Conn) (t traffic) {
 	raw, err := c.SyscallConn()
@@ -19,20 +16,13 @@ func socketTraffic(c syscall.Conn) (t traffic) {
 		return traffic{}
 	}
 	raw.Control(func(fd uintptr) {
-		for range mostLooks {
-			before, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-			queue, err2 := unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
-			now, err3 := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-			if errors.Join(err, err2, err3) != nil {
-				return
-			}
-			t = traffic{acked: now.Bytes_acked, queue: uint64(max(queue, 0)), quiet: time.Duration(now.Last_data_recv) * time.Millisecond}
-			if now.Min_rtt != math.MaxUint32 {
-				t.least = time.Duration(now.Min_rtt) * time.Microsecond
-			}
-			if now.Bytes_acked == before.Bytes_acked {
-				return
-			}
+		i, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err != nil {
+			return
+		}
+		t = traffic{acked: i.Bytes_acked, quiet: time.Duration(i.Last_data_recv) * time.Millisecond}
+		if i.Min_rtt != math.MaxUint32 {
+			t.least = time.Duration(i.Min_rtt) * time.Microsecond
 		}
 	})
 	return t

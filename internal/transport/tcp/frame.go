@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math"
-	"sync"
 
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mesh"
@@ -38,7 +37,7 @@ const (
 	kCredit            // credit
 	kBye               // the last frame of a rank that closes the group
 	kAbort             // handle: kind, operation; slot: rank; length: reporter; credit: sequence number; call: length of the payload, a text that says why
-	kPing              // slot: round, 0 for padding; length: the ranks it is about; handle: whether it is deep
+	kPing              // slot: round; length: the ranks it is about; handle: whether it is deep
 	kPong              // slot: round; length: issued; credit: completed; handle: the oldest collective under way; call: links
 	kCall              // handle: callTold, callAsked or callAnswered; slot, credit, call: the call of the sender
 	kindEnd
@@ -157,16 +156,6 @@ func parseFrame(b []byte) (frame, error) {
 	}
 	return f, nil
 }
-
-// padding is mesh.LongBytes of PINGs of round 0, rounded up.
-var padding = sync.OnceValue(func() []byte {
-	f := frame{kind: kPing}
-	b := make([]byte, (mesh.LongBytes+headerLen-1)/headerLen*headerLen)
-	for at := 0; at < len(b); at += headerLen {
-		f.put(b[at:])
-	}
-	return b
-})
 
 func abortFrame(f *transport.Fault) frame {
 	return frame{

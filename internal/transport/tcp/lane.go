@@ -47,7 +47,6 @@ type lane struct {
 	piece  *transport.Request // of which size bytes are being written, from offset
 	size   uint64
 	offset uint64
-	padded bool   // padding was gathered, and nothing else
 	sealed bool   // what was gathered has its checksums
 	bytes  uint64 // that were gathered
 	heads  []byte // headers and small payloads
@@ -84,10 +83,7 @@ func (l *lane) gather() bool {
 		pieces = &s.pieces
 		l.p.answerPing()
 		bytes := 0
-		if l.gatherPadding() {
-			return true
-		}
-		for s.frames.len() > 0 && !s.frames.front().padding && l.n < gatherFrames && bytes < gatherBytes &&
+		for s.frames.len() > 0 && l.n < gatherFrames && bytes < gatherBytes &&
 			len(l.all)+4 < gatherVectors && cap(l.heads)-len(l.heads) >= copyLimit+2*headerLen {
 			it := *s.frames.front()
 			s.frames.pop()
@@ -124,23 +120,6 @@ func (l *lane) gather() bool {
 	return len(l.all) > 0
 }
 
-// gatherPadding takes padding if it is next. At the end of a mesh it drops it: a last frame waits.
-func (l *lane) gatherPadding() bool {
-	s := &l.p.s
-	for s.frames.len() > 0 && s.frames.front().padding {
-		s.frames.pop()
-		if l.p.Ending {
-			continue
-		}
-		l.all = append(l.all, padding())
-		l.bufs, l.bytes = l.all, uint64(len(padding()))
-		l.padded = true
-		l.p.PaddingBegins()
-		return true
-	}
-	return false
-}
-
 func (l *lane) header(f frame) {
 	n := len(l.heads)
 	l.heads = l.heads[:n+headerLen]
@@ -169,10 +148,6 @@ func (l *lane) seal() {
 func (l *lane) complete(err error) {
 	if err == nil {
 		l.p.sent += l.bytes
-	}
-	if l.padded {
-		l.padded = false
-		l.p.PaddingEnds()
 	}
 	for i := range l.n {
 		if r := l.items[i].req; r != nil {

@@ -82,9 +82,6 @@ func (p *pair) Ping(q mesh.Ping) bool {
 	return true
 }
 
-// Pad implements mesh.Link.
-func (p *pair) Pad() { p.s.frames.push(item{padding: true}) }
-
 // Received implements mesh.Link.
 func (p *pair) Received() uint64 { return p.got.Load() }
 

@@ -91,9 +91,8 @@ type landing struct {
 
 // item is a frame to transmit, with its payload if it is EAGER or ABORT.
 type item struct {
-	f       frame
-	req     *transport.Request
-	padding bool // is sent instead of a frame
+	f   frame
+	req *transport.Request
 }
 
 // parcel is a message that is transmitted in pieces. The Tag of its request counts the bytes

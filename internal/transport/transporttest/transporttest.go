@@ -814,9 +814,7 @@ func (s *suite) diagnose(t *testing.T) {
 		{Rank: 2, Native: true, Answered: true, Issued: 9, Completed: 8, Op: transport.NoOp},
 	}, all)
 	for range 5 {
-		for _, h := range ms[0].DiagnoseLink(patience, 0, 1, 2) {
-			require.True(t, h.Answered, "a long question")
-		}
+		ms[0].Diagnose(patience, 1, 2)
 	}
 	time.Sleep(100 * time.Millisecond) // a rate is that of a tenth of a second at least
 	for _, m := range []transport.Mesh{ms[0], ms[2]} {
@@ -877,14 +875,4 @@ func (s *suite) allocations(t *testing.T) {
 	}
 	require.NoError(t, a.Err())
 	require.NoError(t, b.Err())
-}
-
-// LongOf returns how long the last long question between two ranks took, as a rank has said.
-func LongOf(h []transport.Health, rank, peer int) time.Duration {
-	for _, l := range h[rank].Links {
-		if l.Peer == peer {
-			return l.Long
-		}
-	}
-	return 0
 }

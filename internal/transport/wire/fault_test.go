@@ -355,7 +355,7 @@ func TestASlowRankBlamesNobody(t *testing.T) {
 				return
 			}
 			require.Equal(t, transport.FaultTimeout, f.Kind)
-			require.Equal(t, 0, f.Rank, "this rank")
+			require.Equal(t, -1, f.Rank, "this rank may be slow, or the others")
 			require.ErrorContains(t, f.Err, "no other rank answers this one")
 		})
 	}

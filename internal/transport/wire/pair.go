@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -76,9 +75,8 @@ type pair struct {
 
 // item is a message in a pair's queue. DATA has its request.
 type item struct {
-	h       header
-	req     *transport.Request
-	padding bool // is sent instead of a message
+	h   header
+	req *transport.Request
 }
 
 func (it item) hasRequest() bool { return it.req != nil }
@@ -233,19 +231,6 @@ func (p *pair) Ping(q mesh.Ping) bool {
 	return p.Native
 }
 
-// padding is mesh.LongBytes of PINGs of round 0, rounded up.
-var padding = sync.OnceValue(func() []byte {
-	h := control(ctlPing)
-	b := make([]byte, (mesh.LongBytes+headerLen-1)/headerLen*headerLen)
-	for at := 0; at < len(b); at += headerLen {
-		h.put(b[at:])
-	}
-	return b
-})
-
-// Pad implements mesh.Link.
-func (p *pair) Pad() { p.enqueue(item{padding: true}) }
-
 // Received implements mesh.Link.
 func (p *pair) Received() uint64 { return p.got.Load() }
 
@@ -278,10 +263,9 @@ func (p *pair) EndRequests(err error) {
 func (p *pair) DropQueued(err error) {
 	keep := p.out[:0]
 	for _, it := range p.out {
-		switch {
-		case it.req != nil:
+		if it.req != nil {
 			it.req.Complete(err)
-		case !it.padding:
+		} else {
 			keep = append(keep, it)
 		}
 	}
@@ -378,13 +362,6 @@ func (p *pair) transmit(batch []item) (int, error) {
 	done, run, used, bytes := 0, 0, 0, 0
 	p.buffers = p.buffers[:0]
 	for i := range batch {
-		if batch[i].padding {
-			if err := p.pad(); err != nil {
-				return done, err
-			}
-			done++
-			continue
-		}
 		batch[i].h.put(p.headers[used:])
 		used += headerLen
 		if req := batch[i].req; req != nil && len(req.Buf) > 0 {
@@ -392,7 +369,7 @@ func (p *pair) transmit(batch []item) (int, error) {
 			bytes += len(req.Buf)
 			run = used
 		}
-		if i+1 < len(batch) && !batch[i+1].padding && i+1-done < gatherMessages && bytes < gatherBytes {
+		if i+1 < len(batch) && i+1-done < gatherMessages && bytes < gatherBytes {
 			continue
 		}
 		if run < used {
@@ -410,25 +387,6 @@ func (p *pair) transmit(batch []item) (int, error) {
 		p.buffers = p.buffers[:0]
 	}
 	return done, nil
-}
-
-// pad writes padding, unless a last message waits behind it.
-func (p *pair) pad() error {
-	m := p.m
-	m.Mu.Lock()
-	if p.Ending {
-		m.Mu.Unlock()
-		return nil
-	}
-	p.PaddingBegins()
-	m.Mu.Unlock()
-	p.buffers = append(p.buffers[:0], padding())
-	err := p.flush()
-	p.buffers = p.buffers[:0]
-	m.Mu.Lock()
-	p.PaddingEnds()
-	m.Mu.Unlock()
-	return err
 }
 
 // flush writes p.buffers. At the end of a mesh there is a deadline, which moves on while this

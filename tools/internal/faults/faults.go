@@ -91,6 +91,9 @@ func hosts(w Wire, size int) []int {
 	return all
 }
 
+// tooSlow is what ranks say that blame nobody and show what they know.
+const tooSlow = "nobody: too slow"
+
 // Culprits returns what ranks may blame. Without any, the job has to go on.
 func (c *Case) Culprits() (names []string) {
 	on := func(host int) (ranks []int) {
@@ -104,13 +107,15 @@ func (c *Case) Culprits() (names []string) {
 	here, there := on(c.Hosts[c.Victim]), on(c.Hosts[c.Other])
 	switch c.Fault {
 	case Store:
-	case Cut, SlowLink:
+	case SlowRank, SlowLink:
+		names = []string{tooSlow}
+	case Cut:
 		for _, a := range here {
 			for _, b := range there {
 				names = append(names, link(a, b))
 			}
 		}
-	case SlowRank, Vanish, Restart: // of the whole host
+	case Vanish, Restart: // of the whole host
 		for _, a := range here {
 			names = append(names, rank(a))
 		}

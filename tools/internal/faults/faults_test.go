@@ -97,5 +97,5 @@ func TestTable(t *testing.T) {
 | --- | --- | --- |
 | SIGKILL | 3 of 4, 1.3s; back 3 of 4, 2s |  |
 | store dead |  | 3 of 3 |`, Table(all))
-	require.Equal(t, "| fault | native TCP | PyTorch gloo |\n| --- | --- | --- |\n| SIGKILL | `rank 1 died / at once` |  |\n| store dead |  |  |", SaysTable(all))
+	require.Equal(t, "| fault | native TCP | PyTorch gloo |\n| --- | --- | --- |\n| SIGKILL | `rank 1 died; / at once` |  |\n| store dead |  |  |", SaysTable(all))
 }

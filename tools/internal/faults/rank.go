@@ -214,7 +214,7 @@ func (r *role) goOn(g *pg.ProcessGroup, fault error, x *report) {
 }
 
 // breaks reports whether the next epoch would fail as the last one did, if this rank were in it. No
-// rank knows how to mend a link, so the higher one of its ranks leaves. A rank that is too slow
+// rank knows how to mend a link, so the higher one of its ranks leaves. A rank that hears nobody
 // leaves, too.
 func breaks(err error, self int) bool {
 	var l *work.LinkError
@@ -263,6 +263,8 @@ func blamed(err error) string {
 		return link(l.Ranks[0], l.Ranks[1])
 	case errors.As(err, &e) && e.Peer >= 0:
 		return rank(e.Peer)
+	case strings.Contains(err.Error(), "answers take"): // the table
+		return tooSlow
 	}
 	return ""
 }

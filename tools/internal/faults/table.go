@@ -125,5 +125,5 @@ func middle(seconds []float64) string {
 
 // oneLine returns a text as a cell of a table can have it.
 func oneLine(s string) string {
-	return strings.NewReplacer("\n", " ", "|", "/", "`", "'").Replace(s)
+	return strings.NewReplacer("\n", "; ", "|", "/", "`", "'").Replace(s)
 }

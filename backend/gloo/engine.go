@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo/internal/blame"
 	"github.com/c10d-go/c10d/internal/callback"
 	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/plan"
@@ -125,7 +126,7 @@ func (e *engine) until() time.Time {
 // askAt returns when the other ranks are asked why the operation takes so long.
 func (e *engine) askAt() time.Time {
 	until := e.until()
-	return until.Add(-lead(until.Sub(e.since)))
+	return until.Add(-blame.Lead(until.Sub(e.since)))
 }
 
 // ask makes this rank ask the others, and ends the group when the time of the operation is over. The operation waits for rank

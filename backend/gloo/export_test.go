@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo/internal/blame"
 	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/tensor"
@@ -49,8 +50,9 @@ func (b *Backend) AbortMemory() { b.memory().Abort(nil) }
 // Blame blames a rank for an operation that has so much time left, and returns what has ended the group.
 func (b *Backend) Blame(rank int, left time.Duration) *transport.Fault {
 	latest := time.Now().Add(left)
-	d := &due{wait: wait{collective: true, until: latest}, mesh: b.meshes[0], work: new(work.Promise).Work(), ctx: context.Background(), latest: latest}
-	b.blame(d, verdict{rank: rank, other: -1, why: "it has not called it"})
+	d := &due{mesh: b.meshes[0], work: new(work.Promise).Work(), ctx: context.Background()}
+	d.Collective, d.Until, d.Latest = true, latest, latest
+	b.blame(d, blame.Verdict{Rank: rank, Other: -1, Why: "it has not called it"})
 	return b.fault()
 }
 

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
+	"github.com/c10d-go/c10d/backend/gloo/internal/blame"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 	"github.com/c10d-go/c10d/work"
@@ -50,7 +50,7 @@ func (c *cancellation) Words() string {
 func (s *session) dueOf(m transport.Mesh, o *called, peer int, since time.Time) *due {
 	d := &due{wait: waitOf(o, peer, since), mesh: m, work: o.Work(), ctx: o.ctx, timeout: o.timeout, blame: s.blame}
 	if s.checks {
-		d.turn = 1
+		d.Turn = 1
 	}
 	d.waitsFor.Store(int64(peer))
 	return d
@@ -69,7 +69,9 @@ func (s *session) giveUp(d *due) {
 	if cause := d.cause(); errors.Is(cause, work.ErrTimeout) {
 		s.ask(d)
 	} else {
-		d.mesh.Abort(&transport.Fault{Kind: kindOf(cause), Rank: s.rank, Reporter: s.rank, Op: uint8(d.info.Op), Seq: d.info.Seq, Err: cause})
+		f := transport.NewFault(kindOf(cause), s.rank, s.rank, cause)
+		f.Op, f.Seq = uint8(d.Op), d.seq
+		d.mesh.Abort(f)
 	}
 }
 
@@ -79,36 +81,36 @@ func (s *session) fail(m transport.Mesh, o *called, cause error, culprit int) {
 }
 
 // blame ends the group because an operation ran out of time, with the verdict on why.
-func (s *session) blame(d *due, v verdict) { s.blameFor(d, v, d.cause()) }
+func (s *session) blame(d *due, v blame.Verdict) { s.blameFor(d, v, d.cause()) }
 
 // blameFor is blame with another cause.
-func (s *session) blameFor(d *due, v verdict, cause error) {
+func (s *session) blameFor(d *due, v blame.Verdict, cause error) {
 	if s.direct != nil {
 		s.direct.PollOnce() // a message that has come wins
 	}
 	if d.mesh.Fault() != nil || d.work.IsCompleted() {
 		return
 	}
-	if g := s.memory(); g != nil && g.Err() != nil && time.Now().Before(d.latest.Add(wordOfFault)) {
+	if g := s.memory(); g != nil && g.Err() != nil && time.Now().Before(d.Latest.Add(wordOfFault)) {
 		return // a rank has ended the group, its reason is on the way, and this rank waits for nobody any more
 	}
 	if !errors.Is(cause, work.ErrTimeout) {
 		return // its context was cancelled, and the operation says so
 	}
-	if v.why == "" {
-		v.why = fmt.Sprintf("no rank sent on tag %d", d.tag)
+	if v.Why == "" {
+		v.Why = fmt.Sprintf("no rank sent on tag %d", d.Tag)
 	}
-	f := v.fault(s.rank, cause)
-	f.Op, f.Seq = uint8(d.info.Op), d.info.Seq
+	f := faultOf(v, s.rank, cause)
+	f.Op, f.Seq = uint8(d.Op), d.seq
 	d.mesh.Abort(f)
 }
 
-// fault is what self tells the other ranks of its verdict. cause is the error that made it look
+// faultOf is what self tells the other ranks of its verdict. cause is the error that made it look
 // for one.
-func (v verdict) fault(self int, cause error) *transport.Fault {
-	f := transport.NewFault(transport.FaultTimeout, v.rank, self, fmt.Errorf("%w; %s", cause, v.why))
-	if v.other >= 0 {
-		f.Kind, f.Reporter, f.Err = transport.FaultLink, v.other, &relayed{f.Err, v.why}
+func faultOf(v blame.Verdict, self int, cause error) *transport.Fault {
+	f := transport.NewFault(transport.FaultTimeout, v.Rank, self, fmt.Errorf("%w; %s", cause, v.Why))
+	if v.Other >= 0 {
+		f.Kind, f.Reporter, f.Err = transport.FaultLink, v.Other, &relayed{f.Err, v.Why}
 	}
 	return f
 }
@@ -347,12 +349,4 @@ func (s *session) renumbered(err error) error {
 		return err
 	}
 	return renumbered(err, s.clusters.members)
-}
-
-// list formats ranks as "1, 3", or "none".
-func list(ranks []int) string {
-	if len(ranks) == 0 {
-		return "none"
-	}
-	return strings.Trim(strings.ReplaceAll(fmt.Sprint(ranks), " ", ", "), "[]")
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/c10d-go/c10d/backend/gloo/internal/blame"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 )
@@ -321,7 +322,7 @@ func renumbered(err error, members []int) error {
 	case errors.As(err, &at):
 		why := at.Err
 		if !slices.Contains([]error{shm.ErrAborted, shm.ErrMismatch, shm.ErrLeft}, why) {
-			why = fmt.Errorf("%w, by their numbers among ranks %s", why, list(members))
+			why = fmt.Errorf("%w, by their numbers among ranks %s", why, blame.List(members))
 		}
 		return &shm.RankError{Rank: members[at.Rank], Err: why}
 	}

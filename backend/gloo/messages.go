@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo/internal/blame"
 	"github.com/c10d-go/c10d/internal/begun"
 	"github.com/c10d-go/c10d/internal/recheck"
 	"github.com/c10d-go/c10d/internal/transport"
@@ -260,7 +261,7 @@ func (q *message) watch() {
 	}
 	b.p2p.Add(1)
 	until := q.until(since)
-	q.limit = time.AfterFunc(time.Until(until)-lead(until.Sub(since)), func() {
+	q.limit = time.AfterFunc(time.Until(until)-blame.Lead(until.Sub(since)), func() {
 		defer b.p2p.Done()
 		if !q.Finished() {
 			b.ask(b.dueOf(q.mesh, &q.called, q.peer(), since))

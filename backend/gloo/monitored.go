@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo/internal/blame"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/work"
 )
@@ -73,14 +74,14 @@ func (b *Backend) monitored(q *operation, in, out uint32) error {
 			limit = min(limit, time.Until(deadline).Round(time.Millisecond))
 		}
 		d.waitsFor.Store(anyRank)
-		d.blame = func(d *due, v verdict) { b.blameMissing(d, v, h, limit) }
+		d.blame = func(d *due, v blame.Verdict) { b.blameMissing(d, v, h, limit) }
 	} else {
-		d.turn++ // rank 0 names all ranks that are missing
+		d.Turn++ // rank 0 names all ranks that are missing
 	}
 	// A message may have to wait, too: see monitoredSlot.
-	t := time.AfterFunc(time.Until(d.until)-lead(d.until.Sub(d.since)), func() { b.ask(d) })
+	t := time.AfterFunc(time.Until(d.Until)-blame.Lead(d.Until.Sub(d.since)), func() { b.ask(d) })
 	defer t.Stop()
-	known, cancel := context.WithDeadline(q.ctx, d.until)
+	known, cancel := context.WithDeadline(q.ctx, d.Until)
 	defer cancel()
 	post := func(tag uint32, peer int, send bool, buf []byte) *transport.Request {
 		m := b.meshFor(tag)
@@ -176,17 +177,17 @@ func (h *heard) ranks() (here, missing []int) {
 }
 
 // blameMissing is session.blame for rank 0 of a monitored barrier with a limit. It names every rank that is missing.
-func (b *Backend) blameMissing(d *due, v verdict, h *heard, limit time.Duration) {
+func (b *Backend) blameMissing(d *due, v blame.Verdict, h *heard, limit time.Duration) {
 	here, missing := h.ranks()
 	if len(missing) == 0 || !errors.Is(d.cause(), work.ErrTimeout) {
 		b.session.blame(d, v)
 		return
 	}
-	if v.rank < 0 {
-		v = verdict{rank: missing[0], other: -1, why: "nothing else is known of them"}
+	if v.Rank < 0 {
+		v = blame.Verdict{Rank: missing[0], Other: -1, Why: "nothing else is known of them"}
 	}
 	b.blameFor(d, v, fmt.Errorf("%w: [Rank 0]: Ranks %s failed to pass monitoredBarrier in %d ms; these came: %s",
-		work.ErrTimeout, list(missing), limit.Milliseconds(), list(here)))
+		work.ErrTimeout, blame.List(missing), limit.Milliseconds(), blame.List(here)))
 }
 
 // monitoredSlot returns the slot of a monitored barrier's messages with peer. PyTorch uses the

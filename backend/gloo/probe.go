@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo/internal/blame"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -28,14 +29,14 @@ func (b *Backend) Probe() backend.Probe {
 	if b.fault() != nil || len(b.meshes) == 0 {
 		return backend.Probe{}
 	}
-	health := b.meshes[0].Diagnose(diagnoseFor)
+	health := b.meshes[0].Diagnose(blame.AskFor)
 	if b.fault() != nil {
 		return backend.Probe{}
 	}
 	var p backend.Probe
 	for _, w := range waits {
-		text, ranks, why := s.judge(b, w, health)
-		p.Waits = append(p.Waits, backend.Wait{Op: w.info.Op.String(), Seq: w.info.Seq, Text: text, Ranks: ranks, Why: why})
+		text, ranks, why := blame.Waiting(w.Call, b.rank, b.checks, health)
+		p.Waits = append(p.Waits, backend.Wait{Op: w.Op.String(), Seq: w.seq, Text: text, Ranks: ranks, Why: why})
 	}
 	p.Links = b.links(health)
 	return p

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/c10d-go/c10d/backend/gloo/internal/blame"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/work"
@@ -141,9 +142,10 @@ func (v *vote) giveUp(ctx context.Context, peer int) {
 		return
 	}
 	now := time.Now()
-	d := &due{wait: wait{until: now}, work: new(work.Work), ctx: ctx, latest: now.Add(leadMost), mesh: v.mesh}
+	c := blame.Call{Until: now, Latest: now.Add(blame.LeadMost)}
+	d := &due{wait: wait{Call: c}, work: new(work.Work), ctx: ctx, mesh: v.mesh}
 	d.waitsFor.Store(int64(peer))
-	d.blame = func(_ *due, why verdict) { v.mesh.Abort(why.fault(self, ctx.Err())) }
+	d.blame = func(_ *due, why blame.Verdict) { v.mesh.Abort(faultOf(why, self, ctx.Err())) }
 	q := newInquiry(slog.New(slog.DiscardHandler), nil, false)
 	q.add(v.mesh, d)
 	q.wg.Wait()

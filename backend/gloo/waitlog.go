@@ -2,12 +2,12 @@ package gloo
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo/internal/blame"
 	"github.com/c10d-go/c10d/internal/recheck"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/waiting"
@@ -164,7 +164,7 @@ func (b *Backend) lookAtMessages() {
 // during writes about o, which is not queued, until the returned function is called.
 func (s *waitLog) during(ctx context.Context, b *Backend, o *operation) (stop func()) {
 	w := waitOf(&o.called, -1, time.Now())
-	ctx, cancel := context.WithDeadline(waiting.WithFirst(ctx, s.first), w.until)
+	ctx, cancel := context.WithDeadline(waiting.WithFirst(ctx, s.first), w.Until)
 	end := waiting.Start(ctx, logger(s.options), func(context.Context) (string, []slog.Attr) { return s.missing(b, w) })
 	return func() {
 		end()
@@ -185,37 +185,34 @@ func (s *waitLog) stop(b *Backend) {
 
 // wait describes an operation that waits.
 type wait struct {
-	info         work.Info
-	collective   bool
-	call         uint64
-	tag          uint32
-	peer         int // of a send or a receive, else -1
-	since, until time.Time
+	blame.Call
+	seq   uint64
+	since time.Time
 }
 
-// waitOf describes an operation, which must not have ended.
+// waitOf describes an operation, which must not have ended. Peer is that of a send or a receive, else -1.
 func waitOf(o *called, peer int, since time.Time) wait {
-	w := wait{info: o.Info(), collective: o.collective, call: o.call, tag: o.tag, peer: peer, since: since}
-	w.until = o.until(since)
-	return w
+	i := o.Info()
+	c := blame.Call{Op: i.Op, Collective: o.collective, Number: o.call, Tag: o.tag, Peer: peer, Until: o.until(since)}
+	return wait{Call: c, seq: i.Seq, since: since}
 }
 
 // tell writes a line about w, unless it has ended by then.
 func (s *waitLog) tell(b *Backend, w wait, still func() bool) {
 	text, attrs := s.missing(b, w)
 	if text != "" && still() {
-		waiting.Write(context.Background(), logger(s.options), text, attrs, w.since, w.until)
+		waiting.Write(context.Background(), logger(s.options), text, attrs, w.since, w.Until)
 	}
 }
 
 // missing asks the other ranks how far they are and says whom w waits for.
 func (s *waitLog) missing(b *Backend, w wait) (text string, attrs []slog.Attr) {
-	health := b.meshFor(w.tag).Diagnose(diagnoseFor)
+	health := b.meshFor(w.Tag).Diagnose(blame.AskFor)
 	if b.fault() != nil {
 		return "", nil
 	}
-	attrs = []slog.Attr{slog.String("op", w.info.Op.String()), slog.Uint64("seq", w.info.Seq)}
-	text, _, each := s.judge(b, w, health)
+	attrs = []slog.Attr{slog.String("op", w.Op.String()), slog.Uint64("seq", w.seq)}
+	text, _, each := blame.Waiting(w.Call, b.rank, b.checks, health)
 	if len(each) > 0 {
 		attrs = append(attrs, slog.String("missing", waiting.Some(each)))
 	}
@@ -260,44 +257,6 @@ func (b *Backend) waitsFor() transport.Waiting {
 		b.mu.Unlock()
 	}
 	return w
-}
-
-// judge says from the other ranks' answers whom w waits for, and why.
-func (s *waitLog) judge(b *Backend, w wait, health []transport.Health) (text string, ranks []int, each []string) {
-	var foreign []int
-	add := func(rank int, format string, args ...any) {
-		ranks = append(ranks, rank)
-		each = append(each, fmt.Sprintf("rank %d ", rank)+fmt.Sprintf(format, args...))
-	}
-	for _, h := range health {
-		switch {
-		case h.Rank == b.rank || w.peer >= 0 && h.Rank != w.peer:
-		case h.Departed:
-			// It has mostly done its part of a collective: who needs it is told at once.
-			if !w.collective {
-				add(h.Rank, "%s", ending(h))
-			}
-		case !h.Native && w.collective:
-			foreign = append(foreign, h.Rank)
-		case isSilent(h):
-			add(h.Rank, "does not answer (stopped or unreachable)")
-		case w.collective && h.Issued <= w.call:
-			add(h.Rank, "%s", sayNotCalled(h.Issued, w.call, b.checks))
-		case w.peer >= 0 && w.info.Op == work.Send:
-			add(h.Rank, "has not received it (tag %d)", w.tag)
-		case w.peer >= 0:
-			add(h.Rank, "has not sent it (tag %d)", w.tag)
-		}
-	}
-	switch {
-	case len(ranks) > 0:
-		text = fmt.Sprintf("%v waits for %s", w.info.Op, waiting.Ranks(ranks))
-	case len(foreign) > 0:
-		text = fmt.Sprintf("%v waits for one of %s, which cannot say how far they are (PyTorch)", w.info.Op, waiting.Ranks(foreign))
-	default:
-		text = fmt.Sprintf("%v takes long; every rank has called it", w.info.Op)
-	}
-	return text, ranks, each
 }
 
 // Foreign returns the ranks that have shown that they are not of this library but PyTorch's.

@@ -80,6 +80,7 @@ var layers = []layer{
 	{"internal/simulate", []string{"internal/plan"}},
 	{"internal/transport", nil},
 	{"internal/callback", nil},
+	{"backend/gloo/internal/blame", []string{"work", "internal/plan", "internal/transport", "internal/waiting"}},
 	{"internal/transport/tcp", []string{"internal/credentials", "internal/openfiles", "internal/recheck", "internal/strangers", "internal/tcpsock", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
 	{"internal/transport/transporttest", []string{"internal/transport", "github.com/stretchr/testify/..."}},
 	{"internal/transport/shm", []string{"internal/copies", "internal/memfd", "internal/openfiles", "internal/recheck", "internal/strangers", "internal/transport", "golang.org/x/sys/..."}},
@@ -91,6 +92,7 @@ var layers = []layer{
 		"tensor", "work", "store", "backend",
 		"internal/allreduce", "internal/begun", "internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/lag", "internal/recheck", "internal/ring", "internal/waiting",
 		"internal/transport", "internal/transport/mem", "internal/transport/shm", "internal/transport/tcp", "internal/rendezvous",
+		"backend/gloo/internal/blame",
 	}},
 
 	// The driver's simulator, edges and suite are its users; it knows none of them.

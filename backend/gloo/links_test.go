@@ -20,8 +20,8 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// cables is a Fabric of real connections over loopback, one relay for each. A relay can stop, as a
-// cut cable does, or pass bytes on slowly.
+// cables is a Fabric with one relay for each connection: a pipe in memory for Gloo's wire, and a real connection over
+// loopback for the native one. A relay can stop, as a cut cable does, or pass bytes on slowly.
 type cables struct {
 	t     testing.TB
 	size  int
@@ -51,12 +51,24 @@ const limiterBurst = 200 * time.Millisecond
 
 func (l *limiter) pass(n int) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if least := time.Now().Add(-limiterBurst); l.free.Before(least) {
 		l.free = least
 	}
 	l.free = l.free.Add(time.Duration(n) * time.Second / time.Duration(l.rate))
-	time.Sleep(time.Until(l.free))
+	free := l.free
+	l.mu.Unlock()
+	time.Sleep(time.Until(free))
+}
+
+// onCables runs a test on both wires, on Gloo's in virtual time.
+func onCables(t *testing.T, name string, run func(t *testing.T, wires string)) {
+	t.Run("gloo, "+name, func(t *testing.T) {
+		gloo.VirtualTime(t, func(t *testing.T) { run(t, "gloo") })
+	})
+	t.Run("tcp, "+name, func(t *testing.T) {
+		t.Parallel()
+		run(t, "tcp")
+	})
 }
 
 func newCables(t testing.TB, wires string, size int) *cables {
@@ -69,10 +81,9 @@ func newCables(t testing.TB, wires string, size int) *cables {
 		}
 		for i := range size {
 			for j := range i {
-				at, l := c.relay(i, j, "")
-				a, err := net.Dial("tcp", at)
-				require.NoError(t, err)
-				b := <-l
+				a, in := net.Pipe()
+				out, b := net.Pipe()
+				c.connect(i, j, in, out)
 				require.NoError(t, c.wire[i].Attach(j, a))
 				require.NoError(t, c.wire[j].Attach(i, b))
 			}
@@ -99,37 +110,25 @@ func (c *cables) Join(_ string, rank, size int) (transport.Mesh, error) {
 	addrs := append([]string{}, c.addrs...)
 	for j := range rank {
 		f := strings.Split(addrs[j], ";")
-		at, _ := c.relay(rank, j, f[3])
-		addrs[j] = strings.Join(append(f[:3:3], at), ";")
+		addrs[j] = strings.Join(append(f[:3:3], c.relay(rank, j, f[3])), ";")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	return c.tcps[rank].Join(ctx, rank, addrs)
 }
 
-// relay returns an address for one connection between two ranks, which leads to another address or,
-// if that is empty, to the channel.
-func (c *cables) relay(i, j int, to string) (string, <-chan net.Conn) {
+// relay returns an address for one connection between two ranks, which leads to another address.
+func (c *cables) relay(i, j int, to string) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(c.t, err)
-	other := make(chan net.Conn, 1)
 	c.wg.Go(func() {
 		defer l.Close()
 		in, err := l.Accept()
 		if err != nil {
 			return
 		}
-		var out net.Conn
-		if to == "" {
-			inner, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				return
-			}
-			out, _ = net.Dial("tcp", inner.Addr().String())
-			b, _ := inner.Accept()
-			inner.Close()
-			other <- b
-		} else if out, err = net.Dial("tcp", to); err != nil {
+		out, err := net.Dial("tcp", to)
+		if err != nil {
 			in.Close()
 			return
 		}
@@ -137,13 +136,18 @@ func (c *cables) relay(i, j int, to string) (string, <-chan net.Conn) {
 			x.(*net.TCPConn).SetReadBuffer(32 << 10)
 			x.(*net.TCPConn).SetWriteBuffer(32 << 10)
 		}
-		c.mu.Lock()
-		c.ends = append(c.ends, in, out)
-		c.mu.Unlock()
-		c.wg.Go(func() { c.pass(i, j, in, out) })
-		c.wg.Go(func() { c.pass(i, j, out, in) })
+		c.connect(i, j, in, out)
 	})
-	return l.Addr().String(), other
+	return l.Addr().String()
+}
+
+// connect passes bytes on between the two ends of a connection between two ranks.
+func (c *cables) connect(i, j int, in, out net.Conn) {
+	c.mu.Lock()
+	c.ends = append(c.ends, in, out)
+	c.mu.Unlock()
+	c.wg.Go(func() { c.pass(i, j, in, out) })
+	c.wg.Go(func() { c.pass(i, j, out, in) })
 }
 
 func (c *cables) pass(i, j int, from, to net.Conn) {
@@ -168,7 +172,11 @@ func (c *cables) pass(i, j int, from, to net.Conn) {
 			}
 		}
 		if err != nil {
-			to.(*net.TCPConn).CloseWrite()
+			if half, ok := to.(*net.TCPConn); ok {
+				half.CloseWrite()
+			} else {
+				to.Close()
+			}
 			return
 		}
 	}
@@ -265,77 +273,68 @@ func blamed(err error) string {
 // TestBrokenLinksAreNamed: two ranks do not hear each other, and every rank names the link between
 // them.
 func TestBrokenLinksAreNamed(t *testing.T) {
-	for _, wires := range []string{"gloo", "tcp"} {
-		for _, link := range [][2]int{{0, 1}, {1, 3}} {
-			t.Run(fmt.Sprintf("%s, %d-%d", wires, link[0], link[1]), func(t *testing.T) {
-				c := newCables(t, wires, 4)
-				errs := c.whatIsBlamed(func() { c.breakLink(link[0], link[1]) }, func(b *gloo.Backend) error { return work20(b, 64<<10, 3*time.Second) })
-				for r, err := range errs {
-					require.Equal(t, fmt.Sprintf("link between %d and %d", link[0], link[1]), blamed(err), "rank %d: %v", r, err)
-					require.ErrorIs(t, err, work.ErrTimeout)
-					require.Regexp(t, `link between \d and \d: no data for \d+\.\d s, both alive`, err.Error())
-				}
-			})
-		}
+	for _, link := range [][2]int{{0, 1}, {1, 3}} {
+		onCables(t, fmt.Sprintf("%d-%d", link[0], link[1]), func(t *testing.T, wires string) {
+			c := newCables(t, wires, 4)
+			cut := func() { c.breakLink(link[0], link[1]) }
+			errs := c.whatIsBlamed(cut, func(b *gloo.Backend) error { return work20(b, 64<<10, 3*time.Second) })
+			for r, err := range errs {
+				require.Equal(t, fmt.Sprintf("link between %d and %d", link[0], link[1]), blamed(err), "rank %d: %v", r, err)
+				require.ErrorIs(t, err, work.ErrTimeout)
+				require.Regexp(t, `link between \d and \d: no data for \d+\.\d s, both alive`, err.Error())
+			}
+		})
 	}
 }
 
 // TestALinkBrokenInAnotherGroup: one rank is in an operation. All others wait in another group, such as
 // that of DETAIL's checks, for two ranks that do not hear each other. Seen from this group they are idle.
 func TestALinkBrokenInAnotherGroup(t *testing.T) {
-	for _, wires := range []string{"gloo", "tcp"} {
-		for _, tc := range []struct{ size, a, b int }{{3, 0, 2}, {5, 0, 4}, {5, 3, 4}} {
-			t.Run(fmt.Sprintf("%s, %d ranks, %d-%d", wires, tc.size, tc.a, tc.b), func(t *testing.T) {
-				t.Parallel()
-				c := newCables(t, wires, tc.size)
-				failed := make(chan bool)
-				errs := c.whatIsBlamed(func() { c.breakLink(tc.a, tc.b) }, func(b *gloo.Backend) error {
-					if b.Rank() == 1 {
-						defer close(failed)
-					} else {
-						<-failed
-					}
-					return wait(b.AllReduce(context.Background(), list(vec(1)), backend.AllReduceOptions{Timeout: 5 * time.Second}))
-				})
-				for r, err := range errs {
-					require.Equal(t, fmt.Sprintf("link between %d and %d", tc.a, tc.b), blamed(err), "rank %d: %v", r, err)
+	for _, tc := range []struct{ size, a, b int }{{3, 0, 2}, {5, 0, 4}, {5, 3, 4}} {
+		onCables(t, fmt.Sprintf("%d ranks, %d-%d", tc.size, tc.a, tc.b), func(t *testing.T, wires string) {
+			c := newCables(t, wires, tc.size)
+			failed := make(chan bool)
+			errs := c.whatIsBlamed(func() { c.breakLink(tc.a, tc.b) }, func(b *gloo.Backend) error {
+				if b.Rank() == 1 {
+					defer close(failed)
+				} else {
+					<-failed
 				}
-			})
-		}
-	}
-}
-
-// TestMonitoredBarrierNamesABrokenLink: rank 0 misses a rank that has come, and does not blame it.
-func TestMonitoredBarrierNamesABrokenLink(t *testing.T) {
-	for _, wires := range []string{"gloo", "tcp"} {
-		t.Run(wires, func(t *testing.T) {
-			c := newCables(t, wires, 3)
-			errs := c.whatIsBlamed(func() { c.breakLink(0, 1) }, func(b *gloo.Backend) error {
-				return b.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{Timeout: 2 * time.Second})
+				return wait(b.AllReduce(context.Background(), list(vec(1)), backend.AllReduceOptions{Timeout: 3 * time.Second}))
 			})
 			for r, err := range errs {
-				require.Equal(t, "link between 0 and 1", blamed(err), "rank %d: %v", r, err)
-				require.ErrorIs(t, err, work.ErrTimeout)
+				require.Equal(t, fmt.Sprintf("link between %d and %d", tc.a, tc.b), blamed(err), "rank %d: %v", r, err)
 			}
 		})
 	}
 }
 
+// TestMonitoredBarrierNamesABrokenLink: rank 0 misses a rank that has come, and does not blame it.
+func TestMonitoredBarrierNamesABrokenLink(t *testing.T) {
+	onCables(t, "0-1", func(t *testing.T, wires string) {
+		c := newCables(t, wires, 3)
+		errs := c.whatIsBlamed(func() { c.breakLink(0, 1) }, func(b *gloo.Backend) error {
+			return b.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{Timeout: 3 * time.Second})
+		})
+		for r, err := range errs {
+			require.Equal(t, "link between 0 and 1", blamed(err), "rank %d: %v", r, err)
+			require.ErrorIs(t, err, work.ErrTimeout)
+		}
+	})
+}
+
 // TestNobodyIsBlamedForASlowNetwork: one rank or one link passes 2 Mbit/s. Every error shows how long answers take.
 func TestNobodyIsBlamedForASlowNetwork(t *testing.T) {
-	for _, wires := range []string{"gloo", "tcp"} {
-		for name, ends := range map[string][2]int{"rank": {1, 1}, "link": {1, 2}} {
-			t.Run(wires+", "+name, func(t *testing.T) {
-				t.Parallel()
-				c := newCables(t, wires, 4)
-				slow := func() { c.slowDown(ends[0], ends[1], 250_000) }
-				errs := c.whatIsBlamed(slow, func(b *gloo.Backend) error { return work20(b, 8<<20, time.Second) })
-				for r, err := range errs {
-					require.Equal(t, "rank -1", blamed(err), "rank %d: %v", r, err)
-					require.ErrorIs(t, err, work.ErrTimeout)
-					require.Regexp(t, `: the operation was too slow(\n|; )ranks \d and \d: answers take \d+`, err.Error())
-				}
-			})
-		}
+	for name, ends := range map[string][2]int{"rank": {1, 1}, "link": {1, 2}} {
+		onCables(t, name, func(t *testing.T, wires string) {
+			c := newCables(t, wires, 4)
+			slow := func() { c.slowDown(ends[0], ends[1], 250_000) }
+			errs := c.whatIsBlamed(slow, func(b *gloo.Backend) error { return work20(b, 8<<20, time.Second) })
+			for r, err := range errs {
+				require.Equal(t, "rank -1", blamed(err), "rank %d: %v", r, err)
+				require.ErrorIs(t, err, work.ErrTimeout)
+				require.Regexp(t, `: the operation was too slow(\n|; )ranks \d and \d: answers take \d+`, err.Error())
+			}
+		})
 	}
 }

@@ -202,8 +202,10 @@ func TestFaultsOfMessages(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
+				t.Parallel()
 				for _, helps := range []bool{true, false} {
 					t.Run(fmt.Sprintf("helps %v", helps), func(t *testing.T) {
+						t.Parallel()
 						bs := connected(t, gloo.GroupTimeout, same(wire, 3)...)
 						ctx, cancel := context.WithCancelCause(context.Background())
 						defer cancel(nil)

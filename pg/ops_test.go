@@ -407,7 +407,7 @@ func TestSparseShapesMustMatch(t *testing.T) {
 	for _, err := range errs {
 		require.ErrorIs(t, err, work.ErrMismatch)
 	}
-	require.ErrorContains(t, errors.Join(errs...), "Sparse dimensions do not match")
+	require.ErrorContains(t, errors.Join(errs...), "sparse dimensions do not match")
 }
 
 type point struct {

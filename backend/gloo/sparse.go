@@ -209,7 +209,7 @@ func (w *sparseWork) agreeGloo(ctx context.Context, mine *tensor.Tensor) ([]int6
 		theirs := all[r*len(meta) : (r+1)*len(meta)]
 		for i := range 2 * maxSparseDims {
 			if theirs[i] != meta[i] {
-				return nil, w.host.mismatch(r, fmt.Errorf("Sparse dimensions do not match: rank %d has %v, this rank %v", r, theirs[:2*maxSparseDims], meta[:2*maxSparseDims]))
+				return nil, w.host.mismatch(r, fmt.Errorf("sparse dimensions do not match: rank %d has %v, this rank %v", r, theirs[:2*maxSparseDims], meta[:2*maxSparseDims]))
 			}
 		}
 		counts[r] = theirs[2*maxSparseDims]

@@ -177,8 +177,10 @@ func (a *allReduce) allows(name string, r *allreduce.Work) error {
 func (a *allReduce) allowsKernels(around bool) error {
 	b, d := a.b, a.ts[0].DType()
 	err := direct.Supports(a.op, d)
-	if err == nil && len(a.ts) > 1 && kernels.Step(a.op.Kind(), d) == "" {
-		err = fmt.Errorf("no kernel for %v of %v", a.op, d)
+	if err == nil && len(a.ts) > 1 {
+		if name, _ := kernels.Combine(a.op.Kind(), d); name == "" {
+			err = fmt.Errorf("no kernel for %v of %v", a.op, d)
+		}
 	}
 	bytes := a.ts[0].ByteLen()
 	connected := func() error {
@@ -300,6 +302,11 @@ func (a *allReduce) throughHost() (*group.Operation, error) {
 	if err := a.checked(); err != nil {
 		return nil, err
 	}
+	if a.within() {
+		o := &group.Operation{Print: a.print}
+		o.Within(ts, &op)
+		return o, nil
+	}
 	o := &group.Operation{Print: a.print, Legs: group.Legs(group.Both, ts...)}
 	if a.way.Name == ways.HostShared {
 		o.Shared = b.g.Sharing(op, ts)
@@ -310,6 +317,21 @@ func (a *allReduce) throughHost() (*group.Operation, error) {
 		}
 	}
 	return o, nil
+}
+
+// within reports whether the devices of a group of one rank do all of the all-reduce. They do not if the options ask for
+// the way through the host.
+func (a *allReduce) within() bool {
+	if a.b.g.Size > 1 || a.b.options.AllReduce == HostWork || !onDevices(a.ts) {
+		return false
+	}
+	red, err := a.op.Reduction(a.ts[0].DType(), 1)
+	return err == nil && red.Before == nil && red.After == nil && (len(a.ts) == 1 || a.b.g.CanCombine(a.op, a.ts[0]))
+}
+
+// onDevices reports whether tensors are contiguous and in device memory.
+func onDevices(ts []*tensor.Tensor) bool {
+	return !slices.ContainsFunc(ts, func(t *tensor.Tensor) bool { return inCPU(t) || !t.IsContiguous() })
 }
 
 // byKernels returns an all-reduce by kernels.

@@ -143,6 +143,11 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 		}
 		return b.clusters.Issue(ctx, op, o.Timeout, c, ts...)
 	}
+	if b.g.Size == 1 && onDevices(ts) {
+		q := &group.Operation{Print: print}
+		q.Within(slices.Concat(ts[o.RootTensor:], ts[:o.RootTensor]), nil)
+		return b.g.Issue(ctx, op, o.Timeout, q, ts...)
+	}
 	l := group.Leg{N: ts[0].Len(), DType: ts[0].DType()}
 	chunks := b.g.Chunks(&l)
 	way := r.Name

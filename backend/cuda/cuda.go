@@ -323,15 +323,12 @@ func (b *Backend) prepare(ctx context.Context) error {
 	}
 	if g.Missing == nil && group.Lacks(g.Driver) == nil {
 		// Not in an operation, when streams may wait for a word.
-		names := []string{kernels.Pack, kernels.Unpack, kernels.Exchange}
-		kernels.EachCast(func(_, _ tensor.DType, name string) { names = append(names, name) })
 		if b.direct.Can() == nil && (g.Driver.Count() == 1 || g.Devices >= g.Size) {
-			names = kernels.Names()
 			directway.Keep(g.Driver, g.Size, b.direct.DTypes, b.direct.Ring) // else ranks share devices, most likely
 		} else if b.clusters != nil {
 			b.clusters.Keep()
 		}
-		driver.Keep(g.Driver, kernels.PTX, names...)
+		driver.Keep(g.Driver, kernels.PTX, kernels.Names()...)
 	}
 	if b.direct.Can() != nil && (b.options.AllReduce == "" || b.options.AllReduce == HostWork) {
 		return g.Share(ctx, 0) // else the first collective finds out whether it is needed

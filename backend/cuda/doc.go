@@ -297,15 +297,11 @@
 //
 // # Several devices of one process
 //
-// [Local] broadcasts, reduces and all-reduces tensors of one process, on any
-// number of devices, by trees of copies between them: gloo's local collectives. The
-// source of a broadcast and the outcome of a reduction may be in CPU memory. Kernels on the devices
-// combine, for the dtypes and operators of direct work but AVG and PREMUL_SUM. The host combines the others,
-// and all where there are no kernels.
-//
-// A Local is like a group of one rank: its operations are queued, run and ended in the same way. But one
-// that fails leaves the others alone. They also come before the later work of the tensors' streams,
-// because nobody else takes part in them.
+// An all_reduce or a broadcast takes several tensors of a rank, on any of its devices. So a group of one rank has what
+// gloo calls local collectives: pg.Options with size 1, for a process with all devices. Contiguous device tensors do
+// not go through the host then. Kernels combine the tensors in their order, on the device of the first one. A tree of
+// copies gives all of them the result. That is for the dtypes and operators of direct work but PREMUL_SUM. The host
+// combines the others, and all where there are no kernels, with the same bits.
 //
 // # Failures
 //

@@ -206,6 +206,11 @@ func (b *Backend) explainWork(t *tensor.Tensor) (c backend.Choice) {
 		how = "; " + b.explainClusters()
 	case name == RingWork:
 		how = "; " + b.explainRing() + "; " + said(*a.way)
+	case b.g.Size == 1 && b.options.AllReduce == "":
+		how = "; there is one rank: kernels combine its tensors on the device of the first, and a tree of copies gives all the result. By way of page-locked memory go those with holes or in CPU memory, and what no kernel combines"
+		if err := group.Lacks(b.g.Driver); err != nil {
+			how = "; several tensors go by way of page-locked memory: " + err.Error()
+		}
 	default:
 		how = "; " + said(*a.way)
 		if x := b.g.Exchange.Load(); a.way.Name == ways.HostShared && x != nil {

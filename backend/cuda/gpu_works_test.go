@@ -225,7 +225,8 @@ func promised(way string, op backend.ReduceOp, d tensor.DType, size int) bool {
 	}
 	switch way {
 	case cuda.DirectWork, cuda.RingWork:
-		return kernels.Step(op.Kind(), d) != "" && direct.Supports(op, d) == nil
+		name, _ := kernels.Combine(op.Kind(), d)
+		return name != "" && direct.Supports(op, d) == nil
 	}
 	return true
 }

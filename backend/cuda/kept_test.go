@@ -97,18 +97,6 @@ func TestOwnDevice(t *testing.T) {
 	w.end()
 }
 
-// TestLocalKernelsAreThere is TestKernelsAreThere for a Local.
-func TestLocalKernelsAreThere(t *testing.T) {
-	x := newLocals(t, sim.Config{Devices: 2}, true, 3, tensor.Float32, 100, random(t, 1))
-	require.Equal(t, 2, x.m.Stats().MadeModules)
-	w, err := x.l.AllReduce(x.ctx, x.ts, backend.Sum())
-	require.NoError(t, err)
-	require.NoError(t, w.Wait(x.ctx))
-	require.Equal(t, 2, x.m.Stats().Modules)
-	require.Equal(t, 2, x.m.Stats().MadeModules)
-	require.NoError(t, x.end())
-}
-
 // TestPackKernelsAreThere is TestKernelsAreThere for a group of several hosts, in which
 // kernels only bring elements in order.
 func TestPackKernelsAreThere(t *testing.T) {

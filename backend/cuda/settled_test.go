@@ -70,28 +70,6 @@ func TestCloseWaitsForStreams(t *testing.T) {
 	}
 }
 
-// TestCloseOfALocalLeavesWhatStreamsUse is the same for the devices of one process.
-func TestCloseOfALocalLeavesWhatStreamsUse(t *testing.T) {
-	defer cuda.SetCloseLimit(50 * time.Millisecond)()
-	x := newLocals(t, sim.Config{Devices: 2, Quiet: true}, false, 2, tensor.Int32, 20, random(t, 9))
-	gate, err := x.d.AllocHost(4)
-	require.NoError(t, err)
-	gate.Store32(0, 0)
-	require.NoError(t, x.streams[1].WaitValue(gate.Ptr(), 1, driver.Equal))
-	ctx, cancel := context.WithCancel(x.ctx)
-	v, err := x.l.AllReduce(ctx, x.ts, backend.Sum())
-	require.NoError(t, err)
-	cancel()
-	require.ErrorIs(t, v.Wait(x.ctx), work.ErrCanceled)
-	require.ErrorContains(t, x.l.Close(), "1 operations that failed have not left the device")
-	gate.Store32(0, 1)
-	require.NoError(t, x.m.Settle(x.ctx))
-	noLifetime(t, x.m)
-	require.NoError(t, gate.Close())
-	x.m.Close() // reports what Close left
-	noLifetime(t, x.m)
-}
-
 // noLifetime requires that nothing was freed while streams used it, or used afterwards.
 func noLifetime(t *testing.T, m *sim.Machine) {
 	t.Helper()

@@ -115,67 +115,6 @@ func TestT08Ends(t *testing.T) {
 	}
 }
 
-// TestT08Reuse lets an operation of a Local end by its context while a stream holds
-// it up. The next one does not get its memory: what the first one has staged
-// still reaches its tensors when the stream goes on (T8, T10, R7).
-func TestT08Reuse(t *testing.T) {
-	x := newLocals(t, sim.Config{Devices: 3}, false, 3, tensor.Int32, 20, random(t, 8))
-	gate, err := x.d.AllocHost(4)
-	require.NoError(t, err)
-	gate.Store32(0, 0)
-	require.NoError(t, x.produce())
-	var more []*tensor.Tensor
-	var mems []driver.Memory
-	for i := range 3 {
-		v, err := x.d.Device(i)
-		require.NoError(t, err)
-		m, err := v.Alloc(80)
-		require.NoError(t, err)
-		s, err := v.NewStream(driver.StreamOptions{Name: fmt.Sprint("second ", i)})
-		require.NoError(t, err)
-		mems, x.closers = append(mems, m), append(x.closers, s, m)
-		d, err := tensor.OnDevice(tensor.Int32, cuda.OnStream(m, s), 20)
-		require.NoError(t, err)
-		more = append(more, d)
-	}
-	source := func(b byte) *tensor.Tensor {
-		d, err := tensor.FromBytes(tensor.Int32, bytes.Repeat([]byte{b}, 80), 20)
-		require.NoError(t, err)
-		return d
-	}
-	require.NoError(t, x.streams[1].WaitValue(gate.Ptr(), 1, driver.Equal))
-	ctx, cancel := context.WithCancel(x.ctx)
-	stuck, err := x.l.BroadcastFrom(ctx, source(1), x.ts, 1)
-	require.NoError(t, err)
-	wait, err := x.consume()
-	require.NoError(t, err)
-	cancel()
-	require.ErrorIs(t, stuck.Wait(x.ctx), work.ErrCanceled)
-
-	next, err := x.l.BroadcastFrom(x.ctx, source(2), more, 0)
-	require.NoError(t, err)
-	v, err := x.d.Device(0)
-	require.NoError(t, err)
-	s, err := v.NewStream(driver.StreamOptions{Name: "reader"})
-	require.NoError(t, err)
-	out, err := x.d.AllocHost(80)
-	require.NoError(t, err)
-	require.NoError(t, next.Synchronize(s))
-	require.NoError(t, s.Copy(out.Ptr(), mems[2].Ptr(), 80))
-	e, err := s.Record()
-	require.NoError(t, err)
-	gate.Store32(0, 1)
-	require.NoError(t, e.Sync(x.ctx))
-	e.Release()
-	require.NoError(t, next.Wait(x.ctx))
-	driver.HostAccess(x.d, "comparing", driver.Reads(out.Ptr(), 80))
-	require.Equal(t, bytes.Repeat([]byte{2}, 80), out.Bytes())
-	require.NoError(t, wait())
-	require.NoError(t, x.differs(func(int) []byte { return bytes.Repeat([]byte{1}, 80) }))
-	require.NoError(t, errors.Join(x.l.Close(), s.Close(), out.Close(), gate.Close()))
-	require.NoError(t, x.end())
-}
-
 // TestT11CallersStream writes a tensor on a stream, reduces it, and writes it again on that
 // stream. The first value is reduced, the second one stays (T11).
 func TestT11CallersStream(t *testing.T) {

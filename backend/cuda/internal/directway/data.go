@@ -378,7 +378,7 @@ func (c *Call) pack(s driver.Stream, t *tensor.Tensor, at driver.Ptr, bring bool
 
 // combine combines another tensor of this rank into the first one.
 func (c *Call) combine(p *Part, into, from driver.Ptr) error {
-	l, err := c.d.B.Packer(c.d.Dev).Combine(p.Op, p.In[0].DType(), into, into, from, p.N)
+	l, err := c.d.B.Packer(c.d.Dev).Combine(p.Op, p.In[0].DType(), into, from, p.N)
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
 // Package group has what all operations of a group of ranks share: their order, their end, their failure,
-// and the way through the host. The local operations of one process are a group of one.
+// and the way through the host.
 //
 // A file calls only those below it:
 //
@@ -10,6 +10,7 @@
 //	run               its host's part, and its end
 //	shared            all-reduces through memory that the ranks share
 //	onetoall          broadcasts from host to host
+//	within            operations on the tensors of a group of one rank
 //	claim             messages
 //	program           operations with commands and a host's part of their own
 //	staged            all others
@@ -50,12 +51,11 @@ const DefaultSlots = 4
 type Engine struct {
 	Rank, Size   int
 	Issuer       work.Issuer
-	alone        bool  // see Config
 	chunk, slots int   // see Options
 	limits       error // why the ranks may not all-reduce through memory that they share
 	Driver       driver.Driver
 	Missing      error           // why there is no driver
-	CPU          backend.Backend // of the same ranks, does the host's part; nil if alone
+	CPU          backend.Backend // of the same ranks, does the host's part
 	Tracker      *edges.Tracker
 	Pinned       *pool.Pool[driver.HostMemory]
 	Scratch      *pool.Pool[driver.Memory] // for elements in order, and for other devices' tensors
@@ -135,7 +135,6 @@ type Config struct {
 	Rank, Size                int
 	Group                     string
 	Names                     *work.Names
-	Alone                     bool // there are no other ranks and no CPU backend, and operations fail by themselves
 	Timeout                   time.Duration
 	Driver                    driver.Driver
 	Missing                   error // why there is no driver
@@ -147,7 +146,7 @@ type Config struct {
 // New returns an engine that has no CPU backend yet.
 func New(c Config) (*Engine, error) {
 	b := &Engine{
-		Rank: c.Rank, Size: c.Size, Issuer: work.Issuer{Group: c.Group, Rank: c.Rank, Names: c.Names}, alone: c.Alone, Driver: c.Driver, Missing: c.Missing, chunk: c.Chunk, slots: c.Slots, sharedSlots: c.SharedSlots,
+		Rank: c.Rank, Size: c.Size, Issuer: work.Issuer{Group: c.Group, Rank: c.Rank, Names: c.Names}, Driver: c.Driver, Missing: c.Missing, chunk: c.Chunk, slots: c.Slots, sharedSlots: c.SharedSlots,
 		limits: c.Limits, Tracker: edges.New(c.Driver), Pinned: pool.NewPinned(c.Driver, c.Pinned), Scratch: pool.NewScratch(c.Driver, c.Scratch),
 		closed: make(chan struct{}), posted: make(map[Post]chan struct{}),
 		messages: &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)}, Board: new(board.Board),
@@ -261,10 +260,7 @@ func (b *Engine) Close() error {
 		b.todo.Close()
 		b.Mu.Unlock()
 		err := fmt.Errorf("cuda: a call has not returned from the driver %v after the group ended, and its memory stays", CloseLimit)
-		if !b.alone {
-			err = errors.Join(err, b.CPU.Close())
-		}
-		return err
+		return errors.Join(err, b.CPU.Close())
 	}
 	b.p2p.Wait()
 	b.Mu.Lock()
@@ -277,10 +273,7 @@ func (b *Engine) Close() error {
 	for _, w := range b.Ways {
 		err = errors.Join(err, w.Close())
 	}
-	if !b.alone {
-		err = errors.Join(err, b.CPU.Close())
-	}
-	err = errors.Join(err, b.Board.Close())
+	err = errors.Join(err, b.CPU.Close(), b.Board.Close())
 	stuck := b.stuck(CloseLimit)
 	if stuck > 0 {
 		// Operations behind one that does not end go on without it.

@@ -116,9 +116,6 @@ func (e *aborted) Unwrap() []error { return []error{work.ErrAborted, e.cause} }
 
 // Fail ends the group. Operations of this rank end with err, and the other ranks are told cause.
 func (b *Engine) Fail(err, cause error) {
-	if b.alone {
-		return
-	}
 	b.fault.CompareAndSwap(nil, &err)
 	if left := b.cut.Load(); left != nil {
 		cause = left // an operation that Close has ended may be here first

@@ -145,7 +145,7 @@ func (o *Operation) measure() {
 		}
 	}
 	most := max(down, up) + 2*o.pieces
-	if o.Fill != nil {
+	if o.fillWithin != nil {
 		most *= 3 // a copy there, a kernel and a copy back
 	}
 	o.long = most > mostCommands-spareCommands

@@ -104,13 +104,6 @@ func (o *Operation) postpone() (err error) {
 			return err
 		}
 	}
-	if o.Returns { // to callers: a Local has no ways
-		for _, p := range o.past {
-			if err := o.mark.Order(p.stream); err != nil {
-				return err
-			}
-		}
-	}
 	return nil
 }
 

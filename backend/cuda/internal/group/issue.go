@@ -47,16 +47,8 @@ type Operation struct {
 	// Width is over how many legs a chunk is spread, the same on every rank.
 	Width int
 
-	// Fill, if not nil, enqueues all that the operation does, on the Up streams of its legs' tensors, which
-	// are contiguous. Nothing goes through the host then. Fill may use Scratch, and Stage bytes of Staging.
-	Fill  func(o *Operation, to Commander) error
-	Stage int
-
 	// Makes says that Call makes device memory, with Make.
 	Makes bool
-
-	// Returns says that what the callers' streams are given later comes after the operation.
-	Returns bool
 
 	given   *place.CallStreams // of the call's context
 	grain   int                // elements of a leg in a piece
@@ -65,15 +57,18 @@ type Operation struct {
 	slot    int   // bytes
 	at      []int // of each leg within a slot
 	staging driver.HostMemory
-	makes   []driver.Stream         // of Make, one a device
-	makeAt  int                     // where Make copies from: in staging, up to word
-	long    bool                    // it gets to the streams in parts
-	word    int                     // that its streams write, in staging
-	raw     []rawPlace              // tensors that the host packs and unpacks
-	packed  []packedPlace           // those that devices do
-	held    []driver.Memory         // what Scratch has returned
-	Shared  *shared                 // of an all-reduce through memory that the ranks share
-	Relay   *oneToAll               // of a broadcast from rank to rank
+	makes   []driver.Stream // of Make, one a device
+	makeAt  int             // where Make copies from: in staging, up to word
+	long    bool            // it gets to the streams in parts
+	word    int             // that its streams write, in staging
+	raw     []rawPlace      // tensors that the host packs and unpacks
+	packed  []packedPlace   // those that devices do
+	held    []driver.Memory // what Scratch has returned
+	Shared  *shared         // of an all-reduce through memory that the ranks share
+	Relay   *oneToAll       // of a broadcast from rank to rank
+
+	fillWithin func(to Commander) error // see Within
+
 	relayed []hostTurn              // its turns to send chunks on
 	Sync    func(work.Stream) error // orders a stream after a work of somebody else's
 	before  *work.Work              // of a barrier: what has to end first
@@ -326,8 +321,8 @@ func (o *Operation) stage() error {
 		return err
 	}
 	bytes := o.layout()
-	if o.Fill != nil || o.withinRank() {
-		bytes = o.Stage
+	if o.fillWithin != nil {
+		bytes = 1
 	}
 	if o.Makes {
 		o.makeAt = Align(bytes)
@@ -368,29 +363,21 @@ func (o *Operation) enqueueOn(places []*place.Place) error {
 		batch.err = o.Program.Fill(o, batch.batch)
 	case o.inTurn():
 		o.fillTurn(batch)
-	case o.Fill != nil:
-		batch.err = o.Fill(o, batch)
-	case o.withinRank():
-		o.fillLocal(batch)
+	case o.fillWithin != nil:
+		batch.err = o.fillWithin(batch)
 	case o.Relay != nil:
 		o.fillOneToAll(batch)
 	default:
 		o.fill(batch)
 	}
 	o.unpack(batch)
-	if o.Returns && !o.later && batch.err == nil {
-		o.callers(batch.batch.After, places)
-	}
 	return batch.end()
 }
-
-// Staging returns the operation's page-locked memory.
-func (o *Operation) Staging() driver.HostMemory { return o.staging }
 
 // beforeStream has the stream of a call that is part of one wait for the operation. An error is
 // also the operation's.
 func (o *Operation) beforeStream() {
-	if o.given != nil && o.given.In != nil && len(o.Legs) > 0 && !o.onHost() && !o.Returns {
+	if o.given != nil && o.given.In != nil && len(o.Legs) > 0 && !o.onHost() {
 		o.order(o.given.In)
 	}
 }

@@ -147,11 +147,7 @@ func (l *line) stream(b *Engine, m map[int]driver.Stream, dev int, name string) 
 	if err != nil {
 		return nil, err
 	}
-	who := b.Issuer.Group
-	if !b.alone {
-		who = fmt.Sprint("rank ", b.Rank)
-	}
-	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("%s %s.%d", who, name, dev)})
+	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d %s.%d", b.Rank, name, dev)})
 	if err != nil {
 		return nil, err
 	}

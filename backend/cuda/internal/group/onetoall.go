@@ -41,12 +41,6 @@ const (
 	clearTag = 1 // clear to send, from who receives
 )
 
-// withinRank reports whether a broadcast has nothing to do but to copy between the
-// rank's tensors.
-func (o *Operation) withinRank() bool {
-	return o.Relay != nil && o.B.Size == 1 && o.Legs[0].flat()
-}
-
 // fillOneToAll enqueues a broadcast. At the root a chunk is copied from the source to the host, which
 // sends it. Elsewhere the host receives a chunk. While the host sends it on, it is copied to the
 // first tensor, and from there to the others, alone or together with chunks before it.
@@ -85,12 +79,7 @@ func (o *Operation) fillLocal(batch *feed) {
 	if l.Src == nil {
 		return
 	}
-	n := l.N * l.size()
-	if o.withinRank() && len(l.Dst) == 0 && n > 0 {
-		// For who orders a stream after the operation, and by it after the caller's.
-		batch.Copy(l.Src.Down, o.staging.Ptr(), l.Src.At(0), 1)
-	}
-	Spread(batch, append([]*place.Place{l.Src}, l.Dst...), 0, n)
+	Spread(batch, append([]*place.Place{l.Src}, l.Dst...), 0, l.N*l.size())
 }
 
 // Spread copies n bytes, from element lo on, from the first place to all others.

@@ -172,21 +172,22 @@ func (k *packer) Move(to Commander, s driver.Stream, p *place.Place, packed driv
 	})
 }
 
-// Combine returns the launch that combines n elements at a and b on the packer's device. They become
-// those at out, which may be a.
-func (k *packer) Combine(op backend.ReduceOp, d tensor.DType, out, a, b driver.Ptr, n int) (*driver.Launch, error) {
+// Combine returns the launch that combines n elements on the packer's device: those at into and those at from become
+// those at into.
+func (k *packer) Combine(op backend.ReduceOp, d tensor.DType, into, from driver.Ptr, n int) (*driver.Launch, error) {
 	if k.Err != nil {
 		return nil, k.Err
 	}
-	f, err := k.module.Function(kernels.Step(op.Kind(), d))
+	name, number := kernels.Combine(op.Kind(), d)
+	f, err := k.module.Function(name)
 	if err != nil {
 		return nil, err
 	}
 	bytes := n * d.Size()
 	return &driver.Launch{
 		Function: f, Grid: kernels.Blocks(bytes), Block: driver.Dim{X: kernels.Block},
-		Args:   new(driver.Args).Ptr(out).Ptr(0).Ptr(a).Ptr(b).Uint64(uint64(n)).Uint32(1),
-		Access: []driver.Access{driver.Reads(a, bytes), driver.Reads(b, bytes), driver.Writes(out, bytes)},
+		Args:   new(driver.Args).Ptr(into).Ptr(from).Uint64(uint64(n)).Uint32(number),
+		Access: []driver.Access{driver.Reads(from, bytes), driver.Writes(into, bytes)},
 	}, nil
 }
 

@@ -73,25 +73,10 @@ func (b *Engine) finish() {
 		}
 		linger := o.direct() && o.Shared.x.Eager
 		o.end()
-		if b.alone {
-			b.reap()
-		}
 		if linger {
 			b.ending.linger(hostshm.LingerFor)
 		}
 	}
-}
-
-// reap gives back what operations held that had not left the devices when they ended.
-func (b *Engine) reap() {
-	b.late = slices.DeleteFunc(b.late, func(o *Operation) bool {
-		for _, p := range append(o.parts, o.pending) {
-			if done, err := p.Done(); !done || err != nil {
-				return false
-			}
-		}
-		return o.settled(context.Background())
-	})
 }
 
 // run does the host's part.
@@ -120,7 +105,7 @@ func (o *Operation) runHost() error {
 	switch {
 	case o.Program != nil:
 		return o.Program.Run(o)
-	case o.Fill != nil, o.withinRank():
+	case o.fillWithin != nil:
 		return nil
 	case o.claim != nil:
 		return o.runMessage()

@@ -52,78 +52,53 @@ template <> struct Unsigned<i64> { typedef u64 type; };
 
 template <class T> struct Integer {
   typedef typename Unsigned<T>::type U;
+  static const bool whole = true;
   DEVICE T sum(T a, T b) { return (T)(U)((U)a + (U)b); }
   DEVICE T product(T a, T b) { return (T)(U)((U)a * (U)b); }
   DEVICE T min(T a, T b) { return b < a ? b : a; }
   DEVICE T max(T a, T b) { return a < b ? b : a; }
-  DEVICE T band(T a, T b) { return a & b; }
-  DEVICE T bor(T a, T b) { return a | b; }
-  DEVICE T bxor(T a, T b) { return a ^ b; }
-  DEVICE T divided(T a, u32) { return a; }
 };
 
 // Min and max keep the first where a comparison with NaN decides nothing.
 template <class T> struct Float {
+  static const bool whole = false;
   DEVICE T sum(T a, T b) { T r; narrow(r, wide(a) + wide(b)); return r; }
   DEVICE T product(T a, T b) { T r; narrow(r, wide(a) * wide(b)); return r; }
   DEVICE T min(T a, T b) { return wide(b) < wide(a) ? b : a; }
   DEVICE T max(T a, T b) { return wide(a) < wide(b) ? b : a; }
-  DEVICE T divided(T a, u32 by) { T r; narrow(r, wide(a) / (decltype(wide(a)))by); return r; }
 };
 
-// Pack is 16 bytes, what a thread loads and stores at once.
-template <class T> struct alignas(16) Pack { T v[16 / sizeof(T)]; };
+// Operators, as kernels.go numbers them.
+enum { Sum, Product, Min, Max, BAnd, BOr, BXor };
 
-// step does out[i] = push[i] = a[i] op b[i], divided by a number above 1. One of
-// out and push may be null. Out may be a or b.
-#define STEP(name, T, Math, op)                                                          \
-  KERNEL c10d_##op##_##name(T *out, T *push, const T *a, const T *b, u64 n, u32 by) {    \
-    const u64 each = 16 / sizeof(T);                                                     \
-    u64 done = 0;                                                                        \
-    if ((((u64)out | (u64)push | (u64)a | (u64)b) & 15) == 0) {                          \
-      u64 packs = n / each;                                                              \
-      for (u64 i = thread(); i < packs; i += threads()) {                                \
-        Pack<T> x = ((const Pack<T> *)a)[i], y = ((const Pack<T> *)b)[i];                \
-        _Pragma("unroll") for (u32 k = 0; k < each; k++) {                               \
-          x.v[k] = Math<T>::op(x.v[k], y.v[k]);                                          \
-          if (by > 1) x.v[k] = Math<T>::divided(x.v[k], by);                             \
-        }                                                                                \
-        if (out) ((Pack<T> *)out)[i] = x;                                                \
-        if (push) ((Pack<T> *)push)[i] = x;                                              \
-      }                                                                                  \
-      done = packs * each;                                                               \
-    }                                                                                    \
-    for (u64 i = done + thread(); i < n; i += threads()) {                               \
-      T x = Math<T>::op(a[i], b[i]);                                                     \
-      if (by > 1) x = Math<T>::divided(x, by);                                           \
-      if (out) out[i] = x;                                                               \
-      if (push) push[i] = x;                                                             \
-    }                                                                                    \
+// combine does into[i] = into[i] op from[i]. It is for several tensors of a rank, which are seldom, so it has one
+// form for all.
+template <class T, class Math> DEVICE void combine(T *into, const T *from, u64 n, u32 op) {
+  for (u64 i = thread(); i < n; i += threads()) {
+    T a = into[i], b = from[i];
+    switch (op) {
+    case Sum: a = Math::sum(a, b); break;
+    case Product: a = Math::product(a, b); break;
+    case Min: a = Math::min(a, b); break;
+    case Max: a = Math::max(a, b); break;
+    default:
+      if constexpr (Math::whole) a = op == BAnd ? a & b : op == BOr ? a | b : a ^ b;
+    }
+    into[i] = a;
   }
+}
 
-#define NUMBERS(name, T, Math) \
-  STEP(name, T, Math, sum)     \
-  STEP(name, T, Math, product) \
-  STEP(name, T, Math, min)     \
-  STEP(name, T, Math, max)
+#define COMBINE(name, T, Math) \
+  KERNEL c10d_combine_##name(T *into, const T *from, u64 n, u32 op) { combine<T, Math<T>>(into, from, n, op); }
 
-#define BITS(name, T)          \
-  STEP(name, T, Integer, band) \
-  STEP(name, T, Integer, bor)  \
-  STEP(name, T, Integer, bxor)
-
-NUMBERS(float32, float, Float)
-NUMBERS(float64, double, Float)
-NUMBERS(float16, f16, Float)
-NUMBERS(bfloat16, bf16, Float)
-NUMBERS(int8, i8, Integer)
-NUMBERS(uint8, u8, Integer)
-NUMBERS(int32, i32, Integer)
-NUMBERS(int64, i64, Integer)
-BITS(int8, i8)
-BITS(uint8, u8)
-BITS(int32, i32)
-BITS(int64, i64)
+COMBINE(float32, float, Float)
+COMBINE(float64, double, Float)
+COMBINE(float16, f16, Float)
+COMBINE(bfloat16, bf16, Float)
+COMBINE(int8, i8, Integer)
+COMBINE(uint8, u8, Integer)
+COMBINE(int32, i32, Integer)
+COMBINE(int64, i64, Integer)
 
 // cast does out[i] = a[i], rounded to float32 on the way.
 #define CAST(toName, To, fromName, From)                                      \

@@ -3,6 +3,7 @@ package kernels
 import (
 	_ "embed"
 	"encoding/binary"
+	"slices"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -36,52 +37,38 @@ var (
 		tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16,
 		tensor.Int8, tensor.Uint8, tensor.Int32, tensor.Int64,
 	}
-	arithmetic = []backend.ReduceOp{backend.Sum(), backend.Product(), backend.Min(), backend.Max()}
-	bitwise    = []backend.ReduceOp{backend.BAnd(), backend.BOr(), backend.BXor()}
+	operators = []backend.ReduceOp{
+		backend.Sum(), backend.Product(), backend.Min(), backend.Max(), backend.BAnd(), backend.BOr(), backend.BXor(),
+	}
 )
 
-// Step returns the name of the kernel that combines elements, "" if there is none:
-// c10d_sum_float32(out, push, a, b pointers, n uint64, by uint32) does
-// out[i] = push[i] = a[i] op b[i] for n elements, divided by a number above 1.
-// One of out and push may be 0, and out may be a or b. The kernel of Avg is that of
-// Sum: by is for it.
-func Step(k backend.ReduceKind, d tensor.DType) string {
-	name, avg := k.String(), k == backend.Avg().Kind()
-	if avg {
-		name = backend.Sum().String()
+// Combine returns the name of the kernel that combines elements of a dtype, and its number of an operator; "" if there
+// is none. c10d_combine_float32(into, from pointers, n uint64, op uint32) does into[i] = into[i] op from[i] for n
+// elements. The number of Avg is that of Sum.
+func Combine(k backend.ReduceKind, d tensor.DType) (name string, op uint32) {
+	if avg := backend.Avg().Kind(); k == avg && d.IsFloat() {
+		k = backend.Sum().Kind()
 	}
-	ok := false
-	for _, t := range numbers {
-		ok = ok || t == d
+	i := slices.IndexFunc(operators, func(o backend.ReduceOp) bool { return o.Kind() == k })
+	if i < 0 || !slices.Contains(numbers, d) || i > maxOperator && d.IsFloat() {
+		return "", 0
 	}
-	if !ok || avg && !d.IsFloat() {
-		return ""
-	}
-	for _, o := range arithmetic {
-		if avg || o.Kind() == k {
-			return "c10d_" + name + "_" + d.String()
-		}
-	}
-	for _, o := range bitwise {
-		if o.Kind() == k && !d.IsFloat() {
-			return "c10d_" + name + "_" + d.String()
-		}
-	}
-	return ""
+	return "c10d_combine_" + d.String(), uint32(i)
 }
 
-// Each calls f for every kernel of Step, Avg's apart.
-func Each(f func(o backend.ReduceOp, d tensor.DType, name string)) {
+// maxOperator is the number of the last operator of floats.
+const maxOperator = 3
+
+// EachCombine calls f for every kernel of Combine.
+func EachCombine(f func(d tensor.DType, name string)) {
 	for _, d := range numbers {
-		for _, list := range [][]backend.ReduceOp{arithmetic, bitwise} {
-			for _, o := range list {
-				if name := Step(o.Kind(), d); name != "" {
-					f(o, d, name)
-				}
-			}
-		}
+		name, _ := Combine(backend.Sum().Kind(), d)
+		f(d, name)
 	}
 }
+
+// Operator returns the operator of a number.
+func Operator(op uint32) backend.ReduceOp { return operators[op] }
 
 // Cast returns the name of the kernel that casts elements, "" if there is none. For example,
 // c10d_cast_bfloat16_float32(out, a pointers, n uint64) does out[i] = a[i] for n elements: a has float32, and
@@ -115,7 +102,7 @@ func EachCast(f func(to, from tensor.DType, name string)) {
 func Names() []string {
 	all := []string{Copy, Pack, Unpack, Exchange}
 	EachCast(func(_, _ tensor.DType, name string) { all = append(all, name) })
-	Each(func(_ backend.ReduceOp, _ tensor.DType, name string) { all = append(all, name) })
+	EachCombine(func(_ tensor.DType, name string) { all = append(all, name) })
 	return all
 }
 

@@ -3,6 +3,7 @@ package kernels
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -38,11 +39,9 @@ func TestList(t *testing.T) {
 // TestNames holds that the text has exactly the kernels that can be asked for.
 func TestNames(t *testing.T) {
 	names := map[string]bool{Copy: true, Pack: true, Unpack: true, Exchange: true}
-	Each(func(o backend.ReduceOp, d tensor.DType, name string) {
+	EachCombine(func(d tensor.DType, name string) {
 		require.False(t, names[name], name)
 		names[name] = true
-		_, err := o.Reduction(d, 2)
-		require.NoError(t, err, "%v of %v has a kernel and no meaning", o, d)
 	})
 	EachCast(func(_, _ tensor.DType, name string) { names[name] = true })
 	for name := range names {
@@ -50,15 +49,23 @@ func TestNames(t *testing.T) {
 	}
 	require.Equal(t, len(names), bytes.Count(PTX, []byte(".entry ")))
 
-	require.Equal(t, "c10d_sum_float16", Step(backend.Avg().Kind(), tensor.Float16))
-	for _, c := range []struct {
-		o backend.ReduceOp
-		d tensor.DType
-	}{
-		{backend.Avg(), tensor.Int32}, {backend.BOr(), tensor.Float32}, {backend.Sum(), tensor.Bool}, {backend.Sum(), tensor.Complex64},
-		{backend.PreMulSum(2), tensor.Float32}, {backend.Custom("f", nil), tensor.Float32},
-	} {
-		require.Empty(t, Step(c.o.Kind(), c.d), "%v of %v", c.o, c.d)
+	for _, d := range tensor.DTypes() {
+		for _, o := range append(operators, backend.Avg()) {
+			name, op := Combine(o.Kind(), d)
+			if _, err := o.Reduction(d, 2); err != nil || !slices.Contains(numbers, d) {
+				require.Empty(t, name, "%v of %v", o, d)
+				continue
+			}
+			require.True(t, names[name], "%v of %v", o, d)
+			if o.Kind() == backend.Avg().Kind() {
+				o = backend.Sum()
+			}
+			require.Equal(t, o.Kind(), Operator(op).Kind())
+		}
+		for _, o := range []backend.ReduceOp{backend.PreMulSum(2), backend.Custom("f", nil)} {
+			name, _ := Combine(o.Kind(), d)
+			require.Empty(t, name, "%v of %v", o, d)
+		}
 	}
 }
 

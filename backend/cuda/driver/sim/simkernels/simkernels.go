@@ -11,7 +11,6 @@ import (
 	"bytes"
 	"fmt"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
@@ -29,8 +28,8 @@ func All() map[string]sim.Kernel {
 		kernels.Exchange: exchange,
 		kernels.List:     list,
 	}
-	kernels.Each(func(o backend.ReduceOp, d tensor.DType, name string) {
-		all[name] = func(k *sim.Run) error { return step(k, o, d) }
+	kernels.EachCombine(func(d tensor.DType, name string) {
+		all[name] = func(k *sim.Run) error { return combine(k, d) }
 	})
 	kernels.EachCast(func(to, from tensor.DType, name string) {
 		all[name] = func(k *sim.Run) error { return cast(k, to, from) }
@@ -62,22 +61,15 @@ func write(k *sim.Run, b []byte, out, push driver.Ptr) {
 	}
 }
 
-func step(k *sim.Run, o backend.ReduceOp, d tensor.DType) error {
-	n, by := k.Int(4), int(k.Uint32(5))
-	red, err := o.Reduction(d, 1)
+func combine(k *sim.Run, d tensor.DType) error {
+	n := k.Int(2) * d.Size()
+	red, err := kernels.Operator(k.Uint32(3)).Reduction(d, 1)
 	if err != nil {
 		return err
 	}
-	b := bytes.Clone(k.Read(k.Ptr(2), n*d.Size()))
-	red.Combine(b, k.Read(k.Ptr(3), n*d.Size()))
-	if by > 1 {
-		avg, err := backend.Avg().Reduction(d, by)
-		if err != nil {
-			return err
-		}
-		avg.After(b)
-	}
-	write(k, b, k.Ptr(0), k.Ptr(1))
+	b := bytes.Clone(k.Read(k.Ptr(0), n))
+	red.Combine(b, k.Read(k.Ptr(1), n))
+	copy(k.Write(k.Ptr(0), n), b)
 	return nil
 }
 

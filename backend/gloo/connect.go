@@ -90,7 +90,9 @@ func connect(ctx context.Context, o backend.Options, set settings) (*session, er
 	for range s.meshes {
 		s.inquiries = append(s.inquiries, newInquiry(s.log, s.layout, s.checks))
 	}
-	s.chooseRoute()
+	if err := s.chooseRoute(set.AllReduce); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
 	s.watch()
 	return s, nil
 }
@@ -141,13 +143,12 @@ func generation(d store.Dialect) rendezvous.Generation {
 	return rendezvous.Auto
 }
 
-// chooseRoute sets the route of a group whose ranks are connected.
-func (s *session) chooseRoute() {
+// chooseRoute sets the route of a group whose ranks are connected. AllReduce is Options.AllReduce.
+func (s *session) chooseRoute(allReduce string) (err error) {
 	table := &tableRoute{s}
 	switch {
 	case !s.native:
 		s.route = &glooRoute{s}
-		return
 	case s.shared != nil:
 		shared := &sharedRoute{s.shared, s.rank}
 		s.route, s.lists = shared, shared
@@ -158,4 +159,8 @@ func (s *session) chooseRoute() {
 	default:
 		s.route = table
 	}
+	if allReduce != "" {
+		s.route, err = newNamed(s, allReduce, s.route)
+	}
+	return err
 }

@@ -35,6 +35,9 @@
 //     host into several clusters. Backend.Stage runs what goes between clusters for others, such as
 //     groups of devices.
 //
+// Options.AllReduce names an algorithm for all dense all_reduces instead: one of the table's, or CallbackRing. Its
+// messages go like those of sends and receives, through memory where ranks share it. AllReduceAlgorithms has the names.
+//
 // Sends and receives between ranks of one host go through memory, others over connections. A receive
 // from any rank takes the message that comes first on either.
 //

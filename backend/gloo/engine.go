@@ -266,7 +266,7 @@ func (e *engine) advance(g *progress, combine func(dst, src []byte)) error {
 				e.recvs = append(e.recvs, r)
 			}
 			if next := g.next + 1; next == len(steps) || steps[next].Kind > plan.Recv {
-				if m := e.session.tcp; m != nil {
+				if m := e.session.tcp; m != nil && e.messages() == nil {
 					m.Post(e.recvs, e.sends)
 				} else {
 					e.postEach()
@@ -316,6 +316,14 @@ func (e *engine) wait(r *transport.Request) {
 	}
 }
 
+// messages returns the mesh if it moves data only for those who ask, else nil: see namedRoute.
+func (e *engine) messages() messageMesh {
+	if d := e.session.direct; d != nil && e.mesh == transport.Mesh(d) {
+		return d
+	}
+	return nil
+}
+
 // ownRank is the peer of a wait for this rank itself.
 const ownRank = -2
 
@@ -324,6 +332,9 @@ const ownRank = -2
 func (e *engine) sleep(done, failed <-chan struct{}, peer int) {
 	e.told = peer < 0
 	canceled := e.ctx.Done()
+	if d := e.messages(); d != nil {
+		d.MoveInBackground()
+	}
 	for {
 		s, due := e.next(peer)
 		select {
@@ -340,7 +351,7 @@ func (e *engine) sleep(done, failed <-chan struct{}, peer int) {
 		switch e.armed = nothing; s {
 		case announce:
 			e.told = true
-			if m := e.session.tcp; m != nil {
+			if m := e.session.tcp; m != nil && e.session.shared == nil {
 				m.Announce(peer, e.tag)
 			}
 		case ask:

@@ -33,7 +33,8 @@ type record struct {
 	NoShm   string `json:"no_shm,omitempty"`
 	Table   string `json:"table"` // fingerprint of its table of algorithms
 	Sums    Sums   `json:"sums,omitempty"`
-	Only    bool   `json:"only,omitempty"` // it takes no other wire
+	Reduce  string `json:"all_reduce,omitempty"` // Options.AllReduce
+	Only    bool   `json:"only,omitempty"`       // it takes no other wire
 }
 
 // recordVersion changes when ranks of different releases could not talk to each
@@ -64,7 +65,7 @@ func newNative(o settings, rank, size int) (*native, error) {
 	if n.tcp, err = tcp.Listen(o.TCP.options()); err != nil {
 		return nil, err
 	}
-	n.record = record{Version: recordVersion, TCP: n.tcp.Addr(), Table: o.table.Fingerprint(), Sums: o.Sums, Only: o.only}
+	n.record = record{Version: recordVersion, TCP: n.tcp.Addr(), Table: o.table.Fingerprint(), Sums: o.Sums, Reduce: o.AllReduce, Only: o.only}
 	if n.record.Host = cmp.Or(o.Host, os.Getenv(hostVariable)); n.record.Host == "" {
 		n.record.Host, _ = os.Hostname()
 		if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
@@ -109,6 +110,9 @@ func (n *native) connect(ctx context.Context, records [][]byte) (transport.Mesh,
 		if have.Sums != n.record.Sums {
 			return nil, fmt.Errorf("gloo: Options.Sums is %q on rank %d and %q on rank %d", have.Sums, r, n.record.Sums, n.rank)
 		}
+		if have.Reduce != n.record.Reduce {
+			return nil, fmt.Errorf("gloo: Options.AllReduce is %q on rank %d and %q on rank %d", have.Reduce, r, n.record.Reduce, n.rank)
+		}
 		addrs[r] = have.TCP
 	}
 	n.all = all
@@ -133,7 +137,7 @@ func (n *native) decline(all []record, err error) error {
 	case n.only:
 		return err
 	case only >= 0:
-		return fmt.Errorf("%w, and rank %d takes no other: it has TLS, or its Options.Wire or C10D_WIRE is native or tcp", err, only)
+		return fmt.Errorf("%w, and rank %d takes no other: it has TLS or Options.AllReduce, or its Options.Wire or C10D_WIRE is native or tcp", err, only)
 	}
 	n.why = err.Error()
 	return nil

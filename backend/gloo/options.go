@@ -45,6 +45,11 @@ type Options struct {
 	// Sums says what the bits of a sum depend on, on the native wire. All ranks need the same.
 	Sums Sums
 
+	// AllReduce is the name of the algorithm that dense all_reduces take, whatever their size: one of
+	// AllReduceAlgorithms. Ranks send each other messages for it, also where they share memory. It needs the native wire
+	// or a Fabric: with it, WireAuto means WireNative. Empty lets the library choose. All ranks need the same.
+	AllReduce string
+
 	// Copy says how often large data are copied between ranks that share memory. Empty means the
 	// environment variable C10D_COPY; if that is empty too, CopyAuto.
 	Copy Copy
@@ -327,6 +332,9 @@ func (o Options) settings(group backend.Options) (settings, error) {
 	if err := o.Sums.check(); err != nil {
 		return set, err
 	}
+	if err := o.checkAllReduce(set.wire); err != nil {
+		return set, err
+	}
 	if set.table, err = o.table(); err != nil {
 		return set, err
 	}
@@ -346,7 +354,7 @@ func (o Options) settings(group backend.Options) (settings, error) {
 			return set, err
 		}
 	}
-	set.only = set.TCP.TLS != nil || set.wire == WireNative || set.wire == WireTCP
+	set.only = set.TCP.TLS != nil || o.AllReduce != "" || set.wire == WireNative || set.wire == WireTCP
 	return set, nil
 }
 

@@ -18,6 +18,7 @@ type planKey struct {
 	op          plan.Op
 	root        int
 	bytes, elem int64
+	named       bool // for Options.AllReduce
 
 	// Of a step between clusters:
 	among, place int  // among so many ranks, for the one at a place

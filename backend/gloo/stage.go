@@ -187,6 +187,10 @@ func atStep(err error, p *cluster.Plan, i int) error {
 		return err
 	}
 	at, s := *of, &p.Steps[i]
+	if p.Call.Around {
+		at.Err = fmt.Errorf("block %d of %d: %w", s.Chunk+1, p.Chunks, of.Err)
+		return &at
+	}
 	at.Err = fmt.Errorf("step %d of %d (%v, chunk %d): %w", i+1, len(p.Steps), s.Stage, s.Chunk, of.Err)
 	return &at
 }
@@ -322,10 +326,13 @@ func (s *session) planBetween(x *clusterCall, step *cluster.Step) *plan.Plan {
 		k.bytes = step.Parts[0].Len
 	}
 	k.place = slices.Index(step.Ranks, s.rank)
-	k.long = x.plan.Chunks > 1
+	k.named = x.plan.Call.Around
+	k.long = x.plan.Chunks > 1 && !k.named
 	return s.planner.get(k, func() *plan.Plan {
 		way := ""
-		if len(step.Ranks) > 2 && !k.long && s.table != nil {
+		if k.named {
+			way = cluster.Around
+		} else if len(step.Ranks) > 2 && !k.long && s.table != nil {
 			n := len(step.Ranks)
 			way = s.table.Choose(choice.Query{Op: step.Op, Bytes: k.bytes, Wire: "tcp", Ranks: n, Hosts: n}).Algorithm.Name
 		}

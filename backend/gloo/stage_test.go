@@ -41,10 +41,18 @@ type team struct {
 
 // newTeam makes a team in memory. wrap may replace a rank's mesh.
 func newTeam(t testing.TB, n int, wrap func(w *team, rank int, m transport.Mesh) transport.Mesh) *team {
+	return newTeamBy(t, n, "", wrap)
+}
+
+// newTeamBy is newTeam with a name for Options.AllReduce.
+func newTeamBy(t testing.TB, n int, allReduce string, wrap func(w *team, rank int, m transport.Mesh) transport.Mesh) *team {
 	w := &team{fabric: mem.NewFabric()}
 	for r := range n {
 		o := over(w.fabric, r, n, 1, 0)
 		o.Timeout = patience
+		set := o.Specific.(gloo.Options)
+		set.AllReduce = allReduce
+		o.Specific = set
 		b, err := gloo.New(context.Background(), o)
 		require.NoError(t, err)
 		t.Cleanup(func() { b.Close() })
@@ -340,9 +348,11 @@ func (c *counting) Send(r *transport.Request) {
 }
 
 // counted makes a team whose ranks count.
-func counted(t testing.TB, n int) (*team, []*counting) {
+func counted(t testing.TB, n int) (*team, []*counting) { return countedBy(t, n, "") }
+
+func countedBy(t testing.TB, n int, allReduce string) (*team, []*counting) {
 	all := make([]*counting, n)
-	return newTeam(t, n, func(_ *team, rank int, m transport.Mesh) transport.Mesh {
+	return newTeamBy(t, n, allReduce, func(_ *team, rank int, m transport.Mesh) transport.Mesh {
 		all[rank] = &counting{Mesh: m}
 		return all[rank]
 	}), all

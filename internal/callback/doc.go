@@ -4,8 +4,9 @@
 //     locks. The native TCP transport has two for each peer: messages match receives, and grants
 //     match sends.
 //   - A [Registry] pairs one arrival with one callback for each key. Arrivals come from any
-//     goroutine; one goroutine runs all callbacks. The network stage of clusters in package gloo has
-//     one: ends of messages, and readiness of data, meet the steps that wait for them.
+//     goroutine; one goroutine runs all callbacks. The network stage of clusters and
+//     the ring of Options.AllReduce in package gloo have one: ends of messages, and readiness of data, meet the steps that
+//     wait for them.
 //
 // Neither has goroutines.
 package callback

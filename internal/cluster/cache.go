@@ -24,13 +24,14 @@ type Cache struct {
 type key struct {
 	op                 plan.Op
 	single, apart      bool
+	around             bool
 	rank, root         int
 	bytes, elem, chunk int64
 	lengths            string // Counts, Send and Recv
 }
 
 func keyOf(x Call) key {
-	return key{x.Op, x.Single, x.Apart, x.Rank, x.Root, x.Bytes, max(x.Elem, 1), x.Chunk, lengths(x)}
+	return key{x.Op, x.Single, x.Apart, x.Around, x.Rank, x.Root, x.Bytes, max(x.Elem, 1), x.Chunk, lengths(x)}
 }
 
 // maxPlans and maxParts bound the cache. Past them it starts over.

@@ -635,6 +635,7 @@ func TestF30Refused(t *testing.T) {
 		"root 3 in a group of 3":             {Op: plan.OpGather, Root: 3},
 		"no plan for op(77)":                 {Op: 77},
 		"-1 bytes":                           {Op: plan.OpBroadcast, Bytes: -1},
+		"goes around no ring":                {Op: plan.OpAllReduce, Around: true},
 		"no whole number of elements":        {Op: plan.OpAllReduce, Bytes: 5, Elem: 4},
 		"2 counts in a group of 3":           {Op: plan.OpAllGather, Counts: []int64{1, 2}},
 		"all_reduce takes no counts":         {Op: plan.OpAllReduce, Counts: []int64{1, 2, 3}},

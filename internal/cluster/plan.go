@@ -85,15 +85,18 @@ func Way(op plan.Op, clusters int) string {
 	return "binomial"
 }
 
+// Around is the way of steps of a call with Around.
+const Around = "around"
+
 // Messages returns the plan of a step between clusters for a rank, as messages among Ranks by
 // place. With an empty way the algorithm is that of Way.
 func (s *Step) Messages(rank int, elem int64, way string) *plan.Plan {
-	at := 0
-	for s.Ranks[at] != rank {
-		at++
-	}
-	if way == "" {
+	at := slices.Index(s.Ranks, rank)
+	switch way {
+	case "":
 		way = Way(s.Op, len(s.Ranks))
+	case Around:
+		return plan.AllReduceAround(at, len(s.Ranks), s.Root, s.Parts[0].Len)
 	}
 	a, err := plan.Lookup(s.Op, way)
 	if err != nil {

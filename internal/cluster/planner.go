@@ -37,6 +37,10 @@ type Call struct {
 	// it.
 	Single bool
 
+	// Around cuts an all-reduce into a block for each rank, which begins at that rank and goes around the ring of all
+	// ranks: plan.AllReduceAround. All blocks are under way together. It is for layouts of clusters with one rank each.
+	Around bool `json:",omitempty"`
+
 	// Apart says that steps inside never keep this rank's messages of other steps back: whoever runs them does
 	// not run the steps between clusters. Then chunks end in the order in which they begin. Otherwise all
 	// ranks end them in one order. Reduce-scatter and all-gather need it.
@@ -83,6 +87,8 @@ func (l *Layout) Check(c Call) error {
 		return fmt.Errorf("cluster: %v takes no counts", c.Op)
 	case c.Counts != nil && len(c.Counts) != size:
 		return fmt.Errorf("cluster: %d counts in a group of %d", len(c.Counts), size)
+	case c.Around && (c.Op != plan.OpAllReduce || l.Clusters() < size):
+		return fmt.Errorf("cluster: %v of %d clusters with %d ranks goes around no ring", c.Op, l.Clusters(), size)
 	case (c.Send != nil || c.Recv != nil) && c.Op != plan.OpAllToAll:
 		return fmt.Errorf("cluster: %v takes no lengths by pair", c.Op)
 	}
@@ -118,6 +124,10 @@ func (l *Layout) Plan(c Call) (*Plan, error) {
 	}
 	switch c.Op {
 	case plan.OpAllReduce, plan.OpReduce, plan.OpBroadcast:
+		if c.Around {
+			b.around()
+			break
+		}
 		b.whole()
 	case plan.OpReduceScatter, plan.OpAllGather:
 		b.blocks()
@@ -271,6 +281,30 @@ func (b *planner) whole() {
 		areas[k], order[k] = add(r[0], r[1], rest && k == len(chunks)-1), k
 	}
 	b.pipeline(areas, order, ahead, nil)
+}
+
+// around plans an all-reduce whose blocks go around a ring.
+func (b *planner) around() {
+	size, at := int64(b.l.Ranks()), int64(0)
+	ranks := make([]int, size)
+	for r := range ranks {
+		ranks[r] = r
+	}
+	n := b.Bytes / b.Elem
+	for k := range size {
+		block := n / size * b.Elem
+		if k < n%size {
+			block += b.Elem
+		}
+		if b.chunk = int(k); block > 0 {
+			b.between(b.Op, ranks, b.chunk, plan.Out, at, block)
+		}
+		at += block
+	}
+	for b.chunk = range int(size) {
+		b.finish()
+	}
+	b.p.Chunks = int(size)
 }
 
 // blocks plans the collectives with a block for each rank: reduce-scatter and all-gather. An area

@@ -137,3 +137,41 @@ func TestF14Bcube(t *testing.T) {
 		}
 	})
 }
+
+// TestF36Around: a block goes around a ring of any size, from any rank on, and the result goes on until all have it. With
+// a block from each rank on, a rank sends 2(P-1) messages (F-36).
+func TestF36Around(t *testing.T) {
+	rng := rand.New(rand.NewPCG(10, 36))
+	for size := 1; size <= 17; size++ {
+		messages := make([]int, size)
+		for first := range size {
+			for _, n := range []int64{0, 1, 5} {
+				c := Call{Size: size, Bytes: 8 * n, Elem: 8}
+				mems := memories(OpAllReduce, c, rng)
+				var want []uint64
+				for k := range size {
+					for i, x := range words(mems[(first+k)%size].out) {
+						if k == 0 {
+							want = append(want, x)
+						} else {
+							want[i] = mix(x, want[i])
+						}
+					}
+				}
+				plans := group(size, func(r int) *Plan { return AllReduceAround(r, size, first, 8*n) })
+				require.NoError(t, newSimulation(plans, mems, eachWord(mix), rng).run())
+				for r := range size {
+					require.Equal(t, want, append([]uint64(nil), words(mems[r].out)...), "%d bytes from rank %d of %d on, rank %d", 8*n, first, size, r)
+					sends, _, only := sent(plans[r], (r+1)%size)
+					require.True(t, only)
+					if n == 1 {
+						messages[r] += sends
+					}
+				}
+			}
+		}
+		for _, n := range messages {
+			require.Equal(t, 2*(size-1), n)
+		}
+	}
+}

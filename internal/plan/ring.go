@@ -46,6 +46,33 @@ func (b *builder) allReduceRing(rank, size int, bytes, elem, chunk int64) {
 	newRing(rank, size, bytes, segments, roundUp(ceilDiv(bytes, segments), elem), ringDepth).allReduce(b)
 }
 
+// AllReduceAround plans an all-reduce of one block: it goes around the ring of ranks, from rank first on, and each
+// rank combines its own operand with what has come. The result goes on around the ring until all ranks have it. With a
+// block for each rank that begins there, each rank sends 2(size-1) messages.
+func AllReduceAround(rank, size, first int, bytes int64) *Plan {
+	checkRank(rank, size)
+	checkRoot(first, size)
+	checkElements(bytes, 1)
+	return build(8, func(b *builder) {
+		if bytes == 0 || size == 1 {
+			return
+		}
+		to, from, place := (rank+1)%size, (rank+size-1)%size, (rank+size-first)%size
+		if place > 0 {
+			b.scratch(bytes)
+			b.wait(b.recv(from, Scratch, 0, bytes))
+			b.local(Reduce, Out, 0, Scratch, 0, bytes)
+		}
+		b.wait(b.send(to, Out, 0, bytes)) // the last rank's is the result
+		if place < size-1 {
+			b.wait(b.recv(from, Out, 0, bytes))
+		}
+		if place < size-2 {
+			b.wait(b.send(to, Out, 0, bytes))
+		}
+	})
+}
+
 // ReduceRing plans a reduction onto root: the reduce-scatter of
 // [AllReduceRing], with segments cut a little differently, after which every
 // other rank sends its block to root. The operands meet in the same order.

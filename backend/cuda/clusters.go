@@ -45,8 +45,11 @@ var errOneCluster = errors.New("the ranks form one cluster")
 // noClusters returns why the options do not let a group's collectives go through several clusters.
 // Chosen are the options of the CPU backend that the program has given.
 func noClusters(chosen backend.SpecificOptions) error {
-	if inner, ok := chosen.(gloo.Options); ok && inner.Sums != gloo.SumsFast {
+	switch inner, ok := chosen.(gloo.Options); {
+	case ok && inner.Sums != gloo.SumsFast:
 		return fmt.Errorf("gloo.Options.Sums is %q, and clusters add in another order", inner.Sums)
+	case ok && inner.AllReduce != "":
+		return fmt.Errorf("gloo.Options.AllReduce asks for %q", inner.AllReduce)
 	}
 	return nil
 }

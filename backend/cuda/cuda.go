@@ -393,8 +393,12 @@ func (b *Backend) Name() string { return Name }
 
 // unshared returns why the options do not let ranks all-reduce through shared memory.
 func (o *Options) unshared() error {
-	if _, ok := o.CPUOptions.(gloo.Options); o.CPU != gloo.Name || !ok {
+	inner, ok := o.CPUOptions.(gloo.Options)
+	if o.CPU != gloo.Name || !ok {
 		return fmt.Errorf("the host's part is done by backend %q, with options of its own", o.CPU)
+	}
+	if inner.AllReduce != "" {
+		return fmt.Errorf("gloo.Options.AllReduce asks for %q", inner.AllReduce)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -93,6 +94,43 @@ func TestF13Pipelined(t *testing.T) {
 	require.Equal(t, chunks-1, up, "of %d chunks are back when the last is reduced", chunks)
 	w.ranks[0].tensors = nil
 	w.end()
+}
+
+// TestF10ToF14ThroughHosts all-reduces device tensors by each algorithm of the CPU backend that several hosts do not need:
+// ring, halving-doubling, bcube and the others, and the ring over the callback registry (F-10 to F-14, F-36).
+func TestF10ToF14ThroughHosts(t *testing.T) {
+	for i, name := range gloo.AllReduceAlgorithms() {
+		if strings.HasPrefix(name, "hierarchical") {
+			continue
+		}
+		w := newWorld(t, setup{
+			size: 2 + i%4, sim: sim.Config{Devices: 2, Seed: uint64(i)}, options: cuda.Options{Chunk: 100, Slots: 2},
+			vary: func(o *cuda.Options, _ int) {
+				inner := o.CPUOptions.(gloo.Options)
+				inner.AllReduce = name
+				o.CPUOptions = inner
+			},
+		})
+		w.each(func(x *rank, r int) error {
+			for k, n := range []int{0, 1, 3, 60} {
+				for _, many := range []int{1, 2} {
+					ps, err := x.several(rand.New(rand.NewPCG(uint64(k), uint64(r))), tensor.Int32, many, n, false)
+					if err != nil {
+						return err
+					}
+					if err := x.sums(ps, backend.Sum()); err != nil {
+						return fmt.Errorf("%s, %d elements: %w", name, 2*n, err)
+					}
+				}
+			}
+			all := x.b.Explain().Choices
+			if !slices.ContainsFunc(all, func(c backend.Choice) bool { return c.Op == "gloo all_reduce" && c.Algorithm == name }) {
+				return fmt.Errorf("%s is not explained: %v", name, all)
+			}
+			return nil
+		})
+		w.end()
+	}
 }
 
 // TestF15HostWork reduces 1 to 3 tensors through the host, with every operator, as

@@ -369,8 +369,7 @@ func TestT07Within(t *testing.T) {
 	}
 }
 
-// TestWithinEnds lets the context of a call end while a stream holds it up (T8), and refuses calls in vain: every
-// byte stays as it was.
+// TestWithinEnds has wrong calls, and one whose context ends while a stream holds it up (T8).
 func TestWithinEnds(t *testing.T) {
 	s := oneRank(3, true, 1)
 	s.sim.Quiet = true

@@ -194,8 +194,8 @@ func TestF36CallbackRingMessages(t *testing.T) {
 	}
 }
 
-// TestF38CallbackRing: messages of different blocks arrive in any order, a rank calls when all that the others can send
-// has been sent, and calls follow each other at once.
+// TestF38CallbackRing has messages of different blocks arrive in any order. Then a rank calls last, when the others have
+// sent all that they can, and calls follow each other at once.
 func TestF38CallbackRing(t *testing.T) {
 	rng := drawn(t)
 	for _, n := range []int{2, 3, 6} {
@@ -227,7 +227,7 @@ func TestF38CallbackRing(t *testing.T) {
 			wg.Go(func() { v.Wait(context.Background()) })
 		}
 	}
-	// Of each call that has begun ranks 0 to 2 send their own block, and pass on what has come.
+	// Ranks 0 to 2 send their own blocks, and pass on those that have come.
 	for ctx := bounded(t); counts[0].messages.Load() == 0 || counts[1].messages.Load() < 2 || counts[2].messages.Load() < 3; runtime.Gosched() {
 		require.NoError(t, ctx.Err())
 	}
@@ -291,8 +291,8 @@ func TestF39CallbackRing(t *testing.T) {
 	}
 }
 
-// TestF44CallbackRing: on every wire the call ends on all ranks when its time is over because a rank does not call, when
-// that rank leaves or aborts the group, and when the context ends.
+// TestF44CallbackRing has a rank that does not call, on every wire. The call of the others ends with their time, with
+// their context, and when that rank leaves or aborts the group.
 func TestF44CallbackRing(t *testing.T) {
 	const n, absent = 3, 1
 	for what, end := range map[string]struct {
@@ -384,12 +384,11 @@ func float32s(t *testing.T, x *tensor.Tensor) []float32 {
 	return v
 }
 
-// TestNamedRefused: what an algorithm cannot do is refused when the group is made, with what is possible.
+// TestNamedRefused: New refuses what an algorithm cannot do. The error says what is possible.
 func TestNamedRefused(t *testing.T) {
 	for text, o := range map[string]gloo.Options{
 		`Options.AllReduce is "rings", want one of ring, halving-doubling, bcube, `:                            {AllReduce: "rings"},
 		`"callback-ring", which does not add in rank order: Options.Sums needs one of direct, two-step, chain`: {AllReduce: gloo.CallbackRing, Sums: gloo.SumsInRankOrder},
-		`"chain", and exact sums have an algorithm of their own`:                                               {AllReduce: "chain", Sums: gloo.SumsExact},
 		`gloo, whose ranks all have the segmented ring only`:                                                   {AllReduce: gloo.CallbackRing, Wire: gloo.WireGloo},
 	} {
 		_, errs := connectWith(t, gloo.GroupTimeout, o, o)

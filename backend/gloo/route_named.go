@@ -12,8 +12,8 @@ import (
 )
 
 // CallbackRing is a name for Options.AllReduce. The tensor is cut into a block for each rank, as evenly as its elements
-// allow. All blocks go around the ring of ranks at the same time, each from a rank of its own on, so that a rank sends
-// 2(size-1) messages. A step of a block begins when its message has come, in any order: the ends of messages meet the
+// allow. All blocks go around the ring of ranks at the same time, each from another rank on. A rank sends 2(size-1)
+// messages. A step of a block begins when its message has come. Messages may come in any order: their ends meet the
 // steps that wait for them in a callback.Registry.
 const CallbackRing = "callback-ring"
 

@@ -46,9 +46,9 @@ func (b *builder) allReduceRing(rank, size int, bytes, elem, chunk int64) {
 	newRing(rank, size, bytes, segments, roundUp(ceilDiv(bytes, segments), elem), ringDepth).allReduce(b)
 }
 
-// AllReduceAround plans an all-reduce of one block: it goes around the ring of ranks, from rank first on, and each
-// rank combines its own operand with what has come. The result goes on around the ring until all ranks have it. With a
-// block for each rank that begins there, each rank sends 2(size-1) messages.
+// AllReduceAround plans an all-reduce of one block. The block goes around the ring of ranks, from rank first on. Each
+// rank combines its own operand with the block that has come. The result goes on around the ring until all ranks have
+// it. With one block from each rank on, a rank sends 2(size-1) messages.
 func AllReduceAround(rank, size, first int, bytes int64) *Plan {
 	checkRank(rank, size)
 	checkRoot(first, size)

@@ -116,8 +116,10 @@ func (x *rank) prepare(ctx context.Context, p program, r int, rng *rand.Rand, on
 			return b.Broadcast(ctx, pick(t, ts), backend.BroadcastOptions{Root: p.root, RootTensor: n[1] % 2})
 		}
 	case "all_reduce":
-		ts := []*pair{newPair(n[0], 2), newPair(n[0], 2)}[:1+n[1]%2]
-		c.all = ts
+		ts := []*pair{newPair(n[0], 2)}
+		if n[1]%2 == 1 {
+			ts = append(ts, newPair(n[0], 2))
+		}
 		c.run = func(b backend.Backend, t func(*pair) *tensor.Tensor) (*work.Work, error) {
 			return b.AllReduce(ctx, pick(t, ts), backend.AllReduceOptions{Op: p.op})
 		}

@@ -190,7 +190,7 @@ func TestRingByName(t *testing.T) {
 				var v *work.Work
 				ts := []*tensor.Tensor{sums[r].t}
 				for range 3 {
-					if v, err = x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{}); err != nil {
+					if _, err = x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{}); err != nil {
 						return err
 					}
 					if v, err = x.b.Broadcast(x.ctx, ts, backend.BroadcastOptions{Root: 1}); err != nil {

@@ -26,7 +26,7 @@ import (
 )
 
 // patience bounds what must come at once.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -201,7 +201,7 @@ func TestStalledReceiver(t *testing.T) {
 	begun := time.Now()
 	report, err := p.Publish(within(t), 1, params)
 	require.NoError(t, err)
-	require.Less(t, time.Since(begun), patience/2)
+	require.Less(t, time.Since(begun), patience/6)
 	require.Equal(t, 1, report.Receivers)
 	require.Len(t, report.Dropped, 1)
 	require.Equal(t, "stalled", report.Dropped[0].Name)

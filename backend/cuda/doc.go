@@ -172,8 +172,12 @@
 // machine compiles what it loads. For all eight dtypes together that took 4 to 7 s, or 20 to 36 s with more than two
 // ranks. CUDA keeps the result.
 //
-// All goes through the host if the ranks' devices do not reach each other in a ring, if ranks share a device, if
-// there are more than 16 ranks, or if kernels of one more group would not fit. [Backend.Explain] says why.
+// Everything goes through the host in four cases, and [Backend.Explain] says which:
+//
+//   - the ranks' devices do not reach each other in a ring;
+//   - two ranks share a device;
+//   - there are more than 16 ranks;
+//   - the kernels of one more group would not fit on a device.
 //
 // # Round a ring
 //

@@ -96,8 +96,8 @@ func TestF13Pipelined(t *testing.T) {
 	w.end()
 }
 
-// TestF10ToF14ThroughHosts all-reduces device tensors by each algorithm of the CPU backend that several hosts do not need:
-// ring, halving-doubling, bcube and the others, and the ring over the callback registry (F-10 to F-14, F-36).
+// TestF10ToF14ThroughHosts all-reduces device tensors by each algorithm of the CPU backend but the hierarchical ones:
+// ring, halving-doubling, bcube, the ring over the callback registry and the others (F-10 to F-14, F-36).
 func TestF10ToF14ThroughHosts(t *testing.T) {
 	for i, name := range gloo.AllReduceAlgorithms() {
 		if strings.HasPrefix(name, "hierarchical") {

@@ -121,8 +121,8 @@ func (e *evidence) movesData(rank int) bool {
 	return false
 }
 
-// isLate reports whether silence of d between two ranks is no more than what the host of a has to expect: its quickest
-// answer from hosts other than that of b takes long, too.
+// isLate reports whether silence of d between ranks a and b says little, because all other hosts are slow to answer the
+// host of a, too.
 func (e *evidence) isLate(a, b int, d time.Duration) bool {
 	host, other, least := e.onHost(a), e.onHost(b), time.Duration(0)
 	for _, h := range e.health {

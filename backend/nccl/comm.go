@@ -1,0 +1,352 @@
+package nccl
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/nccl/internal/libnccl"
+	"github.com/c10d-go/c10d/work"
+)
+
+// comm is a communicator. A goroutine with a thread of its own, on which the device is current, makes its calls; only
+// an abort comes from elsewhere.
+type comm struct {
+	b          *Backend
+	rank, size int
+	dev        driver.Device
+	stream     driver.Stream // for calls that are part of no other
+	calls      chan func()
+	left       chan struct{} // closed when the thread has ended
+
+	handle atomic.Uintptr // 0 before and after its life
+	use    sync.Mutex     // held during a call that has the handle
+}
+
+var errAborted = errors.New("the communicator was aborted")
+
+// newComm returns a communicator without a handle. Its calls can be made.
+func (b *Backend) newComm(dev driver.Device, rank, size int) (*comm, error) {
+	e, ok := dev.(driver.Enterer)
+	if !ok {
+		return nil, fmt.Errorf("nccl: driver %s does not let a thread have a device", b.driver.Name())
+	}
+	s, err := dev.NewStream(driver.StreamOptions{Name: "nccl"})
+	if err != nil {
+		return nil, err
+	}
+	c := &comm{b: b, rank: rank, size: size, dev: dev, stream: s, calls: make(chan func()), left: make(chan struct{})}
+	entered := make(chan error)
+	go func() {
+		defer close(c.left)
+		leave, err := e.Enter()
+		if entered <- err; err != nil {
+			return
+		}
+		defer leave()
+		for f := range c.calls {
+			f()
+		}
+	}()
+	if err := <-entered; err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return c, nil
+}
+
+// do runs f on the communicator's thread.
+func (c *comm) do(f func() error) error {
+	done := make(chan error, 1)
+	c.calls <- func() { done <- f() }
+	return <-done
+}
+
+// with calls f with the handle.
+func (c *comm) with(f func(h libnccl.Comm) error) error {
+	c.use.Lock()
+	defer c.use.Unlock()
+	h := libnccl.Comm(c.handle.Load())
+	if h == 0 {
+		return errAborted
+	}
+	return f(h)
+}
+
+// call makes one of NCCL's calls.
+func (c *comm) call(name string, f func(h libnccl.Comm) libnccl.Result) error {
+	return c.with(func(h libnccl.Comm) error { return libnccl.Check(c.b.api, h, name, f(h)) })
+}
+
+// await polls until no call is in progress, or stop returns an error.
+func (c *comm) await(name string, stop func() error) error {
+	for began := time.Now(); ; driver.Pause(began) {
+		state, err := c.state()
+		if err != nil {
+			return err
+		}
+		if state != libnccl.InProgress {
+			return c.with(func(h libnccl.Comm) error { return libnccl.Check(c.b.api, h, name, state) })
+		}
+		if err := stop(); err != nil {
+			return err
+		}
+	}
+}
+
+// polled returns an error that NCCL has found by itself. It finds none while a call blocks.
+func (c *comm) polled() error {
+	if !c.use.TryLock() {
+		return nil
+	}
+	defer c.use.Unlock()
+	h := libnccl.Comm(c.handle.Load())
+	if h == 0 {
+		return nil
+	}
+	state, r := c.b.api.CommAsyncError(h)
+	if r == libnccl.Success {
+		r = state
+	}
+	return libnccl.Check(c.b.api, h, "CommGetAsyncError", r)
+}
+
+// state returns what CommGetAsyncError says.
+func (c *comm) state() (state libnccl.Result, err error) {
+	err = c.call("CommGetAsyncError", func(h libnccl.Comm) (r libnccl.Result) {
+		state, r = c.b.api.CommAsyncError(h)
+		return r
+	})
+	return state, err
+}
+
+// connect makes the communicator from ids, with the other ranks.
+func (c *comm) connect(ids []libnccl.UniqueID, stop func() error) error {
+	return c.do(func() error {
+		h, r := c.b.api.CommInit(ids, c.size, c.rank, c.b.options.Blocking)
+		return c.made("CommInitRank", h, r, stop)
+	})
+}
+
+func (c *comm) made(call string, h libnccl.Comm, r libnccl.Result, stop func() error) error {
+	c.handle.Store(uintptr(h))
+	if err := libnccl.Check(c.b.api, h, call, r); err != nil {
+		return err
+	}
+	return c.await(call, stop)
+}
+
+// split makes c, a part of this communicator. C is nil on a rank that is in no part.
+func (c *comm) split(color, key int, part *comm, stop func() error) error {
+	return c.do(func() error {
+		var h libnccl.Comm
+		err := c.call("CommSplit", func(parent libnccl.Comm) (r libnccl.Result) {
+			h, r = c.b.api.CommSplit(parent, color, key, c.b.options.Blocking)
+			return r
+		})
+		if part != nil {
+			part.handle.Store(uintptr(h))
+		}
+		if err == nil {
+			err = c.await("CommSplit", stop)
+		}
+		if err == nil && part != nil {
+			err = part.await("CommSplit", stop)
+		}
+		return err
+	})
+}
+
+// patience is how long an abort waits for a call that has not returned. Then it aborts beside it, as NCCL allows: only
+// that ends a call which blocks.
+const patience = 100 * time.Millisecond
+
+// abort ends the communicator's kernels and calls. Calls after it return errAborted.
+func (c *comm) abort() {
+	locked := c.use.TryLock()
+	for began := time.Now(); !locked && time.Since(began) < patience; locked = c.use.TryLock() {
+		time.Sleep(time.Millisecond)
+	}
+	if h := libnccl.Comm(c.handle.Swap(0)); h != 0 {
+		if leave, err := c.dev.(driver.Enterer).Enter(); err == nil {
+			c.b.api.CommAbort(h)
+			leave()
+		}
+	}
+	if locked {
+		c.use.Unlock()
+	}
+}
+
+// finalize ends the communicator together with the other ranks. When limit is over it aborts.
+func (c *comm) finalize(limit time.Duration) {
+	end := time.Now().Add(limit)
+	t := time.AfterFunc(limit+patience, c.abort) // in blocking mode the call itself waits
+	defer t.Stop()
+	err := c.do(func() error {
+		err := c.call("CommFinalize", func(h libnccl.Comm) libnccl.Result { return c.b.api.CommFinalize(h) })
+		if err == nil {
+			err = c.await("CommFinalize", func() error {
+				if time.Now().After(end) {
+					return work.ErrTimeout
+				}
+				return nil
+			})
+		}
+		if err != nil {
+			return err
+		}
+		return c.call("CommDestroy", func(h libnccl.Comm) libnccl.Result {
+			c.handle.Store(0)
+			return c.b.api.CommDestroy(h)
+		})
+	})
+	if err != nil {
+		c.abort()
+	}
+}
+
+// close ends the thread. The communicator has ended.
+func (c *comm) close() error {
+	close(c.calls)
+	<-c.left
+	return c.stream.Close()
+}
+
+// groupComm returns the group's communicator and makes it first if there is none. All ranks come.
+func (b *Backend) groupComm(ctx context.Context, dev int, deadline time.Time) (*comm, error) {
+	return b.comm(-1, func() (*comm, error) {
+		if err := b.bind(dev); err != nil {
+			return nil, err
+		}
+		return b.connect(ctx, deadline, b.rank, b.size, b.collectiveIDs)
+	})
+}
+
+// pairComm returns the communicator of this rank and another one.
+func (b *Backend) pairComm(ctx context.Context, dev, peer int, deadline time.Time) (*comm, error) {
+	return b.comm(peer, func() (*comm, error) {
+		if err := b.bind(dev); err != nil {
+			return nil, err
+		}
+		rank := 0
+		if b.rank > peer {
+			rank = 1
+		}
+		return b.connect(ctx, deadline, rank, 2, func(ctx context.Context) ([]libnccl.UniqueID, error) { return b.pairIDs(ctx, peer) })
+	})
+}
+
+// comm returns a communicator by its peer, -1 for the group's. The caller holds b.calls.
+func (b *Backend) comm(peer int, make func() (*comm, error)) (*comm, error) {
+	b.mu.Lock()
+	c := b.comms[peer]
+	b.mu.Unlock()
+	if c != nil {
+		return c, nil
+	}
+	c, err := make()
+	if err != nil {
+		return nil, err
+	}
+	return c, b.keep(peer, c)
+}
+
+// keep adds a communicator that is connected.
+func (b *Backend) keep(peer int, c *comm) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.comms[peer] = c
+	return b.Err() // which aborts those that it finds
+}
+
+// bind makes a device that of the rank.
+func (b *Backend) bind(i int) (err error) {
+	if b.dev == nil {
+		b.dev, err = b.driver.Device(i)
+	}
+	return err
+}
+
+// connect makes a communicator from ids. It ends with ctx, with the group, and at the deadline.
+func (b *Backend) connect(ctx context.Context, deadline time.Time, rank, size int, ids func(context.Context) ([]libnccl.UniqueID, error)) (*comm, error) {
+	ctx, cancel := context.WithDeadlineCause(ctx, deadline, work.ErrTimeout)
+	defer cancel()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(b.life, func() { stop(context.Cause(b.life)) })()
+	all, err := ids(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", canceled(ctx), err)
+		}
+		return nil, cmp.Or(b.Err(), err)
+	}
+	c, err := b.newComm(b.dev, rank, size)
+	if err != nil {
+		return nil, err
+	}
+	if err = c.connect(all, b.stopped(ctx)); err != nil {
+		c.abort()
+		return nil, errors.Join(cmp.Or(b.Err(), err), c.close())
+	}
+	return c, nil
+}
+
+// stopped returns a function that says why a wait has to end.
+func (b *Backend) stopped(ctx context.Context) func() error {
+	return func() error {
+		b.hear()
+		if ctx.Err() != nil {
+			return cmp.Or(b.Err(), canceled(ctx))
+		}
+		return b.Err()
+	}
+}
+
+// canceled says why a context ended.
+func canceled(ctx context.Context) error {
+	kind := work.ErrCanceled
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(context.Cause(ctx), work.ErrTimeout) {
+		kind = work.ErrTimeout
+	}
+	if cause := context.Cause(ctx); cause != ctx.Err() && cause != kind {
+		return fmt.Errorf("%w: %w: %w", kind, ctx.Err(), cause)
+	}
+	return fmt.Errorf("%w: %w", kind, ctx.Err())
+}
+
+// Outside implements backend.Splitter: the part of a rank that is not in a new group, in the split of the group's
+// communicator.
+func (b *Backend) Outside(ctx context.Context, ranks []int) error {
+	return b.splitFor(ctx, libnccl.NoColor, b.rank, nil)
+}
+
+// Splits implements backend.Splitter.
+func (b *Backend) Splits() bool { return b.options.Eager && b.api.Version().HasSplit() }
+
+// splitFor splits the group's communicator. Part gets the result; nil is for a rank outside.
+func (b *Backend) splitFor(ctx context.Context, color, key int, part *comm) error {
+	b.calls.Lock()
+	defer b.calls.Unlock()
+	ctx, cancel := context.WithTimeoutCause(ctx, b.limit(0), work.ErrTimeout)
+	defer cancel()
+	b.mu.Lock()
+	c := b.comms[-1]
+	b.mu.Unlock()
+	if err := b.Err(); err != nil {
+		return err
+	}
+	if c == nil {
+		return errors.New("nccl: the default group has no communicator to split")
+	}
+	if err := c.split(color, key, part, b.stopped(ctx)); err != nil {
+		b.fail(err)
+		return fmt.Errorf("nccl: splitting the communicator of the default group: %w", cmp.Or(b.Err(), err))
+	}
+	return nil
+}

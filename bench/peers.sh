@@ -14,11 +14,10 @@
 # its bars hold. Of each case every system is measured, one after the other, before
 # the next case. OP=all is every operation. PASSES=3 goes round that many times and
 # keeps each system's best of a case, for a machine that others use too. WITHIN=300
-# begins no case after so many seconds. Records and the plot are left in the
-# directory OUT, which is bin/bench if not set.
+# begins no case after so many seconds. Records are left in the directory OUT, which
+# is bin/bench if not set.
 #
-# Without Go: C10D is the program c10d and PLOT that of bench/plot, both built
-# elsewhere, and MPI is what mpicc makes of bench/mpi.c.
+# Without Go: C10D is the program c10d, built elsewhere, and MPI is what mpicc makes of bench/mpi.c.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -41,7 +40,6 @@ WITHIN=${WITHIN:-}
 OUT=${OUT:-bin/bench}
 GO=${GO:-go}
 C10D=${C10D:-}
-PLOT=${PLOT:-}
 MPI=${MPI:-}
 PYTHON=${PYTHON:-/usr/bin/python3}
 FORMS=${FORMS:-calls,graph,one-shot,two-shot}
@@ -54,7 +52,7 @@ say() { echo "# $*" >&2; }
 words() { echo "$1" | tr , ' '; }
 
 mkdir -p "$OUT"
-rm -f "$OUT"/*.jsonl "$OUT/peers.svg"
+rm -f "$OUT"/*.jsonl
 if [ -z "$C10D" ]; then
 	C10D=$OUT/c10d
 	$GO build -o "$C10D" ./cmd/c10d
@@ -196,11 +194,7 @@ for file in torch-gloo torch-nccl openmpi openmpi-tcp; do
 done
 # shellcheck disable=SC2086 # BARS is several words or none
 "$C10D" bench -load "$OUT/c10d-go.jsonl" ${peers:+-beside "$peers"} ${BARS:+-bars "$BARS" -dtype "$DTYPE" -device "$DEVICE"}
-if grep -qv ' barrier ' "$pipes/cases"; then # which has no sizes
-	if [ -z "$PLOT" ] && $GO build -C bench/plot -o "$(cd "$OUT" && pwd)/plot" .; then PLOT=$OUT/plot; fi
-	if [ "$PLOT" ]; then "$PLOT" -o "$OUT/peers.svg" $(words "$OUT/c10d-go.jsonl${peers:+,$peers}"); fi
-fi
-say "records${PLOT:+ and the plot peers.svg} are in $OUT"
+say "records are in $OUT"
 if [ "$failed" ]; then
 	say "this library failed in some cases"
 	exit 1

@@ -1,10 +1,11 @@
 #!/bin/sh
-# Draws when the kernels of a training step run on GPUs, for examples/ddp.
+# Records when the kernels of a training step run on GPUs, for examples/ddp.
 #
 #   bench/timeline.sh
 #   CASE=2048x9 bench/timeline.sh
 #
-# The picture is OUT/CASE.svg, without slashes in CASE. It has a step of each rank, of median length, on one scale of time. CASE and the
+# The records are OUT/CASE.jsonl, without slashes in CASE: a step of each rank, of median length. "make figures" draws those of
+# docs/benchmarks. CASE and the
 # variables C10D, DDP, WORLD and GO are as in bench/step.sh. It needs a C compiler and CUPTI, which is part of the
 # CUDA toolkit in the directory CUDA.
 set -eu
@@ -28,7 +29,7 @@ fi
 record=$(grep -ho 'CUpti_ActivityKernel[0-9]*' "$(dirname "$header")/cupti_activity.h" | sort -V | tail -1)
 gcc -shared -fPIC -O2 -DKERNEL="$record" -I"$(dirname "$header")" -I"$CUDA/include" -o "$OUT/timeline.so" bench/timeline.c \
 	-L"$(dirname "$library")" -Wl,-rpath,"$(dirname "$library")" -lcupti -lpthread
-picture=$OUT/$(echo "$CASE" | tr / -).svg
+records=$OUT/$(echo "$CASE" | tr / -).jsonl
 KERNELS_DIR=$OUT CUDA_INJECTION64_PATH=$(realpath "$OUT/timeline.so") CASES=$CASE STEPS=40 PYTHON=none OUT=$OUT/step bench/step.sh >&2
-"$PYTHON" bench/timeline.py "$OUT"/*.txt >"$picture"
-echo "$picture"
+"$PYTHON" bench/timeline.py "$OUT"/*.txt >"$records"
+echo "$records"

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/script"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -75,9 +76,7 @@ func TestRefusals(t *testing.T) {
 // number of elements, and a tensor of more than two segments a rank.
 func TestScripts(t *testing.T) {
 	parse := func(t *testing.T, lines []script.Line, size int) []script.Line {
-		parsed, err := script.Parse(bytes.NewReader(text(lines)), size)
-		require.NoError(t, err)
-		return parsed
+		return must.Get(script.Parse(bytes.NewReader(text(lines)), size))
 	}
 	for v := range releases {
 		taken := takenBy(v)
@@ -167,8 +166,7 @@ func TestGroupsInGroups(t *testing.T) {
 	for v := range releases {
 		for size := 4; size <= 6; size++ {
 			for _, local := range []bool{false, true} {
-				lines, err := script.Parse(bytes.NewReader(text(inGroups(v, takenBy(v), size, local))), size)
-				require.NoError(t, err)
+				lines := must.Get(script.Parse(bytes.NewReader(text(inGroups(v, takenBy(v), size, local))), size))
 				in, memberships, latest := map[string]int{}, make([]int, size), ""
 				elder := 0 // operations in groups that are not the latest
 				for _, l := range lines {
@@ -278,12 +276,9 @@ func TestADifferenceIsReported(t *testing.T) {
 
 func TestVersions(t *testing.T) {
 	for text, want := range map[string]version{"1.13.0a0": 113, "2.6.0+debian": 206, "2.11.0+cu130": 211} {
-		v, err := parseVersion(text)
-		require.NoError(t, err)
-		require.Equal(t, want, v)
+		require.Equal(t, want, must.Get(parseVersion(text)))
 	}
 	for _, text := range []string{"", "2", "x.1", "2.y"} {
-		_, err := parseVersion(text)
-		require.Error(t, err, text)
+		require.Error(t, must.Err(parseVersion(text)), text)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/c10d-go/c10d/tools/internal/faults"
 )
@@ -22,6 +24,7 @@ type faultFlags struct {
 	wires, faults, ops string
 	ranks              int
 	random, trials     int
+	soak               time.Duration
 	seed               uint64
 	parallel           int
 	python, load       string
@@ -36,6 +39,7 @@ func setupFaults(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.IntVar(&f.ranks, "ranks", faults.LeastRanks, "`n` ranks in the cases of the table, 3 at least")
 	fs.IntVar(&f.random, "random", 0, "instead of the table, try `n` random cases on each wire of this library")
 	fs.IntVar(&f.trials, "trials", 0, "instead of the table, try `n` jobs on each wire of this library that go on after several random faults; needs neither root nor Linux's namespaces")
+	fs.DurationVar(&f.soak, "soak", 0, "instead of the table, run one job on each wire of this library at once, for so `long`, with deaths and returns; needs what -trials needs, and Linux")
 	fs.Uint64Var(&f.seed, "seed", rand.Uint64()>>32, "first `seed` of the cases; case i has seed + i")
 	fs.IntVar(&f.parallel, "parallel", runtime.NumCPU(), "run `n` cases at a time")
 	fs.StringVar(&f.python, "python", "/usr/bin/python3", "interpreter with PyTorch, a `file`; empty leaves PyTorch out")
@@ -48,6 +52,9 @@ func setupFaults(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		if len(args) > 0 {
 			return 0, usagef("unexpected argument %q", args[0])
 		}
+		if f.soak < 0 {
+			return 0, usagef("-soak %v must not be negative", f.soak)
+		}
 		if f.random < 0 || f.trials < 0 || f.parallel < 1 {
 			return 0, usagef("-random %d, -trials %d and -parallel %d: the first two must not be negative, -parallel must be positive", f.random, f.trials, f.parallel)
 		}
@@ -59,6 +66,9 @@ func setupFaults(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		}
 		if f.trials > 0 {
 			return f.tryAll(std)
+		}
+		if f.soak > 0 {
+			return f.soakAll(std)
 		}
 		return f.run(std)
 	}
@@ -261,6 +271,46 @@ func (f *faultFlags) tryAll(std stdio) (int, error) {
 		return 1, ctx.Err()
 	}
 	return 0, ctx.Err()
+}
+
+// soakAll runs a job on each wire.
+func (f *faultFlags) soakAll(std stdio) (int, error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	var trials []faults.Trial
+	for _, w := range faults.Wires {
+		if w != faults.Torch && picks(f.wires, string(w)) {
+			trials = append(trials, faults.RandomSoak(w, f.seed, f.soak))
+		}
+	}
+	if len(trials) == 0 {
+		return 0, usagef("no soak is left by -wire %q: PyTorch's ranks do not go on", f.wires)
+	}
+	fmt.Fprintf(std.err, "%d jobs for %v, -seed %d\n", len(trials), f.soak, f.seed)
+	all := make([]*faults.Outcome, len(trials))
+	errs := make([]error, len(trials))
+	var wg sync.WaitGroup
+	for i := range trials {
+		wg.Go(func() { all[i], errs[i] = trials[i].Run(ctx) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return 1, err
+	}
+	code := 0
+	for _, x := range all {
+		for _, p := range append(x.Problems, x.Growth()...) {
+			code = 1
+			fmt.Fprintf(std.err, "%s: %s\n", x.Wire, p)
+		}
+		if f.json {
+			json.NewEncoder(std.out).Encode(x)
+		}
+	}
+	if !f.json {
+		fmt.Fprint(std.out, faults.SoakTable(all))
+	}
+	return code, nil
 }
 
 func printFaults(std stdio, all []faults.Record) {

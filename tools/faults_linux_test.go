@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/netns"
 )
 
@@ -31,13 +32,10 @@ func TestFaultsEndBySignal(t *testing.T) {
 	}
 	probe.Close()
 	networks := func() string {
-		out, err := exec.Command("ip", "netns", "list").Output()
-		require.NoError(t, err)
-		return string(out)
+		return string(must.Get(exec.Command("ip", "netns", "list").Output()))
 	}
 	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
-		self, err := os.Executable()
-		require.NoError(t, err)
+		self := must.Get(os.Executable())
 		cmd := exec.Command(self, "faults", "-python", "", "-parallel", "1", "-wire", "TCP", "-fault", "SIGKILL", "-op", "all_reduce")
 		cmd.Env = append(os.Environ(), programVariable+"=1")
 		var stderr bytes.Buffer

@@ -16,6 +16,8 @@ func TestFaultsUsage(t *testing.T) {
 	}{
 		{[]string{"x"}, `unexpected argument "x"`},
 		{[]string{"-random", "-1"}, "-random -1"},
+		{[]string{"-soak", "-1s"}, "-soak -1s must not be negative"},
+		{[]string{"-soak", "1s", "-wire", "pytorch"}, "no soak is left"},
 		{[]string{"-ranks", "2"}, "-ranks 2 is not within 3 to 250"},
 		{[]string{"-wire", "memory,udp"}, `-wire: "udp" picks none of: shared memory, native TCP, Gloo's wire, PyTorch gloo`},
 		{[]string{"-fault", "fire"}, `-fault: "fire" picks none of: SIGKILL, `},

@@ -3,8 +3,9 @@ module github.com/c10d-go/c10d/tools
 go 1.25.0
 
 require (
-	github.com/c10d-go/c10d v0.0.0
+	github.com/c10d-go/c10d v0.1.0
 	github.com/stretchr/testify v1.12.1
+	golang.org/x/mod v0.39.0
 )
 
 require (

@@ -2,10 +2,9 @@
 //
 //	go run -C tools . faults                        # docs/faults.md; Linux, root
 //	go run -C tools . faults -trials 300            # needs no root
-//	go run -C tools . simulate -op all_reduce -ranks 64,512,4096 -per-host 8
 //
 // Faults makes ranks, links and stores fail under running operations, and prints whom the other ranks
-// blame. Simulate runs the plan of an operation on a model of a network (docs/simulation.md). Each has -h.
+// blame. -h lists its flags.
 package main
 
 import (
@@ -15,13 +14,6 @@ import (
 	"io"
 	"os"
 )
-
-// commands are the subcommands. Each defines its flags, and returns a function that runs it after they
-// are parsed and returns the exit code.
-var commands = map[string]func(*flag.FlagSet) func(stdio, []string) (int, error){
-	"faults":   setupFaults,
-	"simulate": setupSimulate,
-}
 
 // stdio has the streams to which a command writes.
 type stdio struct{ out, err io.Writer }
@@ -37,13 +29,13 @@ func main() { os.Exit(dispatch(stdio{os.Stdout, os.Stderr}, os.Args[1:])) }
 
 // dispatch runs the command that args name and returns the exit code.
 func dispatch(std stdio, args []string) int {
-	if len(args) == 0 || commands[args[0]] == nil {
-		fmt.Fprintln(std.err, "tools: give a command, faults or simulate; -h after it lists its flags")
+	if len(args) == 0 || args[0] != "faults" {
+		fmt.Fprintln(std.err, "tools: the only command is faults; -h after it lists its flags")
 		return exitUsage
 	}
-	fs := flag.NewFlagSet("tools "+args[0], flag.ContinueOnError)
+	fs := flag.NewFlagSet("tools faults", flag.ContinueOnError)
 	fs.SetOutput(std.err)
-	run := commands[args[0]](fs)
+	run := setupFaults(fs)
 	switch err := fs.Parse(args[1:]); {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
@@ -54,7 +46,7 @@ func dispatch(std stdio, args []string) int {
 	if err == nil {
 		return code
 	}
-	fmt.Fprintf(std.err, "tools %s: %v\n", args[0], err)
+	fmt.Fprintf(std.err, "tools faults: %v\n", err)
 	if errors.As(err, new(usageError)) {
 		return exitUsage
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
@@ -16,11 +17,14 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -29,6 +33,7 @@ import (
 	"github.com/c10d-go/c10d/internal/attack"
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/sockets"
 	"github.com/c10d-go/c10d/store/tcp"
 )
@@ -62,9 +67,8 @@ const (
 type mode string
 
 const (
-	withTLS   mode = "TLS"
-	withToken mode = "plain with a token"
-	plain     mode = "plain"
+	withTLS mode = "TLS"
+	plain   mode = "plain"
 )
 
 // attacked is a job of two nodes with one rank each, of which every process is known.
@@ -183,8 +187,7 @@ func certificate(name string, until time.Duration, ours bool) configuration {
 		require.NoError(t, err)
 		require.NoError(t, a.Issue(dir, name, []string{"127.0.0.1"}, time.Now().Add(until)))
 		files := credentials.InDir(dir, name)
-		pair, err := tls.LoadX509KeyPair(files.Cert, files.Key)
-		require.NoError(t, err)
+		pair := must.Get(tls.LoadX509KeyPair(files.Cert, files.Key))
 		return &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{pair}}
 	}
 }
@@ -213,20 +216,23 @@ func random(n int) []byte {
 	return b
 }
 
+// stranger is what one connection of an attacker does. It reports whether the connection stays open.
+type stranger func(c *net.TCPConn, r *mrand.Rand) (stays bool)
+
 // crowds are attacks of many connections by other processes.
 var crowds = []struct {
 	name  string
 	modes []mode
 	ports string // part of their names
 	n     func() int
-	kind  attack.Kind
+	kind  stranger
 }{
 	{"half of a request of 64 MiB", []mode{plain}, "store", func() int { return min(60, *lorises/10) }, func(c *net.TCPConn, r *mrand.Rand) bool {
 		c.SetWriteDeadline(time.Now().Add(refusal))
 		d := anyDialect(r)
 		return d.large(c, d.values*valueBytes-1000) == nil
 	}},
-	{"random bytes", []mode{withTLS, withToken}, "", func() int { return *lorises }, func(c *net.TCPConn, _ *mrand.Rand) bool {
+	{"random bytes", []mode{withTLS}, "", func() int { return *lorises }, func(c *net.TCPConn, _ *mrand.Rand) bool {
 		c.Write(random(4 << 10))
 		return false
 	}},
@@ -238,9 +244,22 @@ var crowds = []struct {
 	}},
 	{"part of a ClientHello of 60 KiB", []mode{withTLS}, "", func() int { return *lorises },
 		says("\x16\x03\x01\x3b\xfb\x01\x00\xf0\x00" + strings.Repeat("\x00", 15<<10))},
-	{"one byte of TLS", []mode{withTLS, withToken, plain}, "", func() int { return *lorises }, says("\x16")},
-	{"half of a token's handshake", []mode{withToken}, "store", func() int { return *lorises }, says("\xc1c10d-go")},
-	{"GET without its body", []mode{withTLS, withToken, plain}, "debug page", func() int { return *lorises },
+	{"nothing", []mode{withTLS, plain}, "", func() int { return *lorises }, says("")},
+	{"a false hello of a rank", []mode{plain}, "port", func() int { return *lorises }, func(c *net.TCPConn, _ *mrand.Rand) bool {
+		c.Write(falseHello())
+		return true
+	}},
+	{"a byte of a key each second", []mode{plain}, "store", func() int { return *lorises }, func(c *net.TCPConn, r *mrand.Rand) bool {
+		c.Write(append(bytes.Clone(anyDialect(r).rank), 1, 0xe8, 3, 0, 0, 0, 0, 0, 0))
+		go func() {
+			for range time.Tick(time.Second) {
+				c.Write([]byte{0})
+			}
+		}()
+		return true
+	}},
+	{"one byte of TLS", []mode{withTLS, plain}, "", func() int { return *lorises }, says("\x16")},
+	{"GET without its body", []mode{withTLS, plain}, "debug page", func() int { return *lorises },
 		says("GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n")},
 	{"GETs whose answers are not read", []mode{plain}, "store", func() int { return *lorises },
 		func(c *net.TCPConn, r *mrand.Rand) bool {
@@ -255,7 +274,7 @@ var crowds = []struct {
 }
 
 // says is what connections do that say something and stay.
-func says(text string) attack.Kind {
+func says(text string) stranger {
 	return func(c *net.TCPConn, _ *mrand.Rand) bool {
 		io.WriteString(c, text)
 		return true
@@ -263,14 +282,80 @@ func says(text string) attack.Kind {
 }
 
 func init() {
-	kinds := make(map[string]attack.Kind)
+	kinds := make(map[string]stranger)
 	for i, a := range crowds {
 		kinds[strconv.Itoa(i)] = func(c *net.TCPConn, r *mrand.Rand) bool {
 			c.SetReadDeadline(time.Now().Add(refusal))
 			return a.kind(c, r)
 		}
 	}
-	attack.Main(kinds)
+	if args := strings.Fields(os.Getenv(crowdVariable)); len(args) > 0 {
+		if err := crowd(args[0], kinds[args[1]], must.Get(strconv.Atoi(args[2]))); err != nil {
+			fmt.Fprintln(os.Stderr, "crowd:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+}
+
+// crowdVariable makes the test binary a crowd: "ADDRESS KIND N".
+const crowdVariable = "C10D_TEST_CROWD"
+
+// crowd opens n connections, 16 at a time, and says so. It keeps those that stay open until standard input ends. It
+// runs at the lowest priority, because real attackers would not use this host's CPUs.
+func crowd(addr string, kind stranger, n int) error {
+	syscall.Setpriority(syscall.PRIO_PROCESS, 0, 19)
+	to, err := net.ResolveTCPAddr("tcp", addr)
+	if err != nil {
+		return err
+	}
+	workers := min(16, n)
+	var mu sync.Mutex
+	var open []net.Conn
+	var all sync.WaitGroup
+	for w := range workers {
+		all.Go(func() {
+			r := mrand.New(mrand.NewPCG(uint64(w), uint64(n)))
+			for range (n + workers - 1) / workers {
+				// More addresses than one have more ports than one.
+				c, err := net.DialTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+r.IntN(200)))}, to)
+				if err != nil {
+					time.Sleep(10 * time.Millisecond)
+					continue
+				}
+				c.SetLinger(0)
+				if !kind(c, r) {
+					c.Close()
+					continue
+				}
+				mu.Lock()
+				open = append(open, c) // or the garbage collector closes it
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	fmt.Println("done")
+	io.Copy(io.Discard, os.Stdin)
+	runtime.KeepAlive(open)
+	return nil
+}
+
+// gather starts a crowd, and returns when it has made all of its connections. Those that stay open do so until the
+// test ends.
+func gather(t *testing.T, addr, kind string, n int) {
+	cmd := exec.Command(os.Args[0], "-test.run=^$")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %d", crowdVariable, addr, kind, n))
+	cmd.Stderr = os.Stderr
+	in := must.Get(cmd.StdinPipe())
+	out := must.Get(cmd.StdoutPipe())
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		in.Close()
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	bufio.NewReader(out).ReadString('\n')
 }
 
 // dialect is one of those that a plain store takes.
@@ -327,22 +412,16 @@ func TestDialects(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for _, d := range dialects {
-		s, err := tcp.Listen(ctx, "127.0.0.1:0", tcp.ServerOptions{MaxHeld: 256 << 20})
-		require.NoError(t, err)
+		s := must.Get(tcp.Listen(ctx, "127.0.0.1:0", tcp.ServerOptions{MaxHeld: 256 << 20}))
 		defer s.Close()
-		c, err := net.Dial("tcp", s.Addr().String())
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", s.Addr().String()))
 		defer c.Close()
 		require.NoError(t, d.large(c, d.values*valueBytes))
-		good, err := tcp.New(ctx, s.Addr().String(), tcp.Options{})
-		require.NoError(t, err)
+		good := must.Get(tcp.New(ctx, s.Addr().String()))
 		defer good.Close()
-		joined, err := good.Joined(ctx)
-		require.NoError(t, err)
-		require.EqualValues(t, 1, joined)
+		require.EqualValues(t, 1, must.Get(good.Joined(ctx)))
 		require.NoError(t, good.Wait(ctx, "half"))
-		guest, err := net.Dial("tcp", s.Addr().String())
-		require.NoError(t, err)
+		guest := must.Get(net.Dial("tcp", s.Addr().String()))
 		defer guest.Close()
 		guest.SetDeadline(time.Now().Add(patience))
 		guest.Write(d.gets)
@@ -359,28 +438,28 @@ func TestDialects(t *testing.T) {
 //
 //	go test ./cmd/c10d -run TestAttacksOnEveryPort -v -attack.lorises 4000 -attack.times -timeout 1h
 func TestAttacksOnEveryPort(t *testing.T) {
-	onlyTLS, always := []mode{withTLS}, []mode{withTLS, withToken}
+	onlyTLS := []mode{withTLS}
 	attacks := []struct {
 		name  string
 		modes []mode
 		do    attacker
 	}{
-		{"wrong CA", always, presents(certificate("rank1", time.Hour, false))},
-		{"no certificate", always, presents(anyone)},
-		{"expired certificate", always, presents(certificate("expired", -time.Minute, true))},
-		{"clear text of a store", always, sends(func(*attacked) []byte { return append([]byte{0, 0xce, 0xf7, 0x85, 0x3c}, random(128)...) })},
-		{"clear text of a rank", always, sends(func(*attacked) []byte { return falseHello() })},
-		{"clear text of HTTP", always, sends(func(*attacked) []byte { return []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n" + strings.Repeat(" ", 100)) })},
-		{"replay of a good client", always, sends(func(j *attacked) []byte { return j.good })},
+		{"wrong CA", onlyTLS, presents(certificate("rank1", time.Hour, false))},
+		{"no certificate", onlyTLS, presents(anyone)},
+		{"expired certificate", onlyTLS, presents(certificate("expired", -time.Minute, true))},
+		{"clear text of a store", onlyTLS, sends(func(*attacked) []byte { return append([]byte{0, 0xce, 0xf7, 0x85, 0x3c}, random(128)...) })},
+		{"clear text of a rank", onlyTLS, sends(func(*attacked) []byte { return falseHello() })},
+		{"clear text of HTTP", onlyTLS, sends(func(*attacked) []byte { return []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n" + strings.Repeat(" ", 100)) })},
+		{"replay of a good client", onlyTLS, sends(func(j *attacked) []byte { return j.good })},
 		{"false rank with a good certificate", onlyTLS, shakes(certificate("rank1", time.Hour, true), falseHello())},
-		{"10 GiB length", always, sends(func(*attacked) []byte { return append(huge(), random(128)...) })},
+		{"10 GiB length", onlyTLS, sends(func(*attacked) []byte { return append(huge(), random(128)...) })},
 		{"10 GiB length with a good certificate", onlyTLS, shakes(certificate("rank1", time.Hour, true), append(huge(), random(128)...))},
-		{"TLS record of 64 KiB", always, sends(func(*attacked) []byte { return append([]byte{0x16, 3, 1, 0xff, 0xff}, random(128)...) })},
-		{"garbage", always, sends(func(*attacked) []byte { return random(4 << 10) })},
+		{"TLS record of 64 KiB", onlyTLS, sends(func(*attacked) []byte { return append([]byte{0x16, 3, 1, 0xff, 0xff}, random(128)...) })},
+		{"garbage", onlyTLS, sends(func(*attacked) []byte { return random(4 << 10) })},
 		{"garbage with a good certificate", onlyTLS, shakes(certificate("rank1", time.Hour, true), random(4<<10))},
 	}
 	t.Setenv("C10D_WIRE", "tcp")
-	for _, mode := range []mode{withTLS, withToken, plain} {
+	for _, mode := range []mode{withTLS, plain} {
 		t.Run(string(mode), func(t *testing.T) {
 			if !*times {
 				t.Parallel() // refusals wait for timeouts
@@ -412,8 +491,7 @@ func TestAttacksOnEveryPort(t *testing.T) {
 					j.calm(t, "peace")
 					j.enter(t, "opening: "+a.name)
 					j.each(a.ports, func(_, addr string) {
-						ended, _ := attack.Begin(t, addr, strconv.Itoa(i), a.n())
-						<-ended
+						gather(t, addr, strconv.Itoa(i), a.n())
 					})
 					j.goesOn(t)
 					j.calm(t, a.name)
@@ -451,11 +529,9 @@ func (j *attacked) goesOn(t *testing.T) {
 	}
 	within("the debug page", pageTime, func() error { return j.show(ctx) })
 	j.each("store", func(port, addr string) {
-		within("a new client of the "+port, newTime, func() error {
-			s, err := j.client(ctx, addr)
-			if err != nil {
-				return err
-			}
+		within("a new client of the "+port, newTime, func() (err error) {
+			defer must.Catch(&err)
+			s := must.Get(j.client(ctx, addr))
 			return errors.Join(s.Set(ctx, "late", nil), s.Close())
 		})
 	})
@@ -469,26 +545,18 @@ func (j *attacked) goesOn(t *testing.T) {
 }
 
 // show has the owner look at the debug page.
-func (j *attacked) show(ctx context.Context) error {
+func (j *attacked) show(ctx context.Context) (err error) {
+	defer must.Catch(&err)
 	page, transport := j.ports["debug page"].String(), &http.Transport{}
 	defer transport.CloseIdleConnections()
 	scheme := "http://"
 	if j.mode == withTLS {
-		secure, _, err := credentials.InDir(j.certs, "client").Load()
-		if err != nil {
-			return err
-		}
+		secure := must.Get(credentials.InDir(j.certs, "client").Load())
 		scheme, transport.TLSClientConfig = "https://", credentials.ForHost(secure, "127.0.0.1")
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+page+"/", nil)
-	if err != nil {
-		return err
-	}
+	r := must.Get(http.NewRequestWithContext(ctx, http.MethodGet, scheme+page+"/", nil))
 	r.SetBasicAuth("", aToken)
-	answer, err := (&http.Client{Transport: transport}).Do(r)
-	if err != nil {
-		return err
-	}
+	answer := must.Get((&http.Client{Transport: transport}).Do(r))
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
 	if err == nil && answer.StatusCode != http.StatusOK {
@@ -497,8 +565,8 @@ func (j *attacked) show(ctx context.Context) error {
 	return err
 }
 
-// aToken is the job's and the page's.
-const aToken = "a token of this job"
+// aToken is the page's.
+const aToken = "a token of this page"
 
 // startAttacked starts a job.
 func startAttacked(t *testing.T, mode mode) *attacked {
@@ -516,11 +584,8 @@ func startAttacked(t *testing.T, mode mode) *attacked {
 	}
 	page := freeport.Loopback(t)
 	flags := "-debug " + page + " -debug-token-file " + j.token
-	switch mode {
-	case withTLS:
+	if mode == withTLS {
 		flags = "-debug " + page + " -tls-dir " + j.certs
-	case withToken:
-		flags += " -token-file " + j.token
 	}
 	j.programs = nodesOf(t, [2]int{1, 1}, flags, "env:MASTER_PORT", "toil:"+j.phase)
 	if mode == plain {
@@ -536,8 +601,7 @@ func startAttacked(t *testing.T, mode mode) *attacked {
 		j.pids[fmt.Sprintf("rank %d", n)] = numbers(t, p.await(1, "pid"))[0]
 	}
 	for who, pid := range j.pids {
-		all, err := sockets.Of(pid)
-		require.NoError(t, err)
+		all := must.Get(sockets.Of(pid))
 		for _, s := range all {
 			switch port := strconv.Itoa(int(s.Local.Port())); {
 			case !s.Listens:
@@ -591,10 +655,8 @@ func (j *attacked) end(t *testing.T) {
 		for _, under := range []bool{false, true} {
 			for _, line := range lines {
 				words := strings.Fields(line)
-				longest, err := time.ParseDuration(words[len(words)-2])
-				require.NoError(t, err)
-				p99, err := time.ParseDuration(words[len(words)-1])
-				require.NoError(t, err)
+				longest := must.Get(time.ParseDuration(words[len(words)-2]))
+				p99 := must.Get(time.ParseDuration(words[len(words)-1]))
 				switch {
 				case !under && words[2] == "peace":
 					peace = max(peace, p99)
@@ -624,19 +686,13 @@ func (j *attacked) grown(t *testing.T) {
 }
 
 // client returns a good client of a store.
-func (j *attacked) client(ctx context.Context, addr string) (*tcp.Store, error) {
+func (j *attacked) client(ctx context.Context, addr string) (_ *tcp.Store, err error) {
+	defer must.Catch(&err)
 	var f credentials.Files
-	switch j.mode {
-	case withTLS:
+	if j.mode == withTLS {
 		f = credentials.InDir(j.certs, "client")
-	case withToken:
-		f.Token = j.token
 	}
-	secure, token, err := f.Load()
-	if err != nil {
-		return nil, err
-	}
-	return tcp.New(ctx, addr, tcp.Options{TLS: secure, Token: token})
+	return tcp.New(ctx, addr, tcp.Options{TLS: must.Get(f.Load())})
 }
 
 // record has a good client use the store, through a relay that keeps what the client sends.
@@ -666,8 +722,7 @@ func (j *attacked) record(t *testing.T, addr string) []byte {
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), refusal)
 	defer cancel()
-	s, err := j.client(ctx, ln.Addr().String())
-	require.NoError(t, err)
+	s := must.Get(j.client(ctx, ln.Addr().String()))
 	require.NoError(t, s.Set(ctx, "good", []byte("client")))
 	require.NoError(t, s.Close())
 	<-done
@@ -679,11 +734,9 @@ func (j *attacked) record(t *testing.T, addr string) []byte {
 func (j *attacked) memory(t *testing.T) map[string]int64 {
 	all := make(map[string]int64)
 	for who, pid := range j.pids {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))
 		_, after, _ := strings.Cut(string(text), "VmHWM:")
-		kib, err := strconv.ParseInt(strings.Fields(after)[0], 10, 64)
-		require.NoError(t, err)
+		kib := must.Get(strconv.ParseInt(strings.Fields(after)[0], 10, 64))
 		all[who] = kib << 10
 	}
 	return all

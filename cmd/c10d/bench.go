@@ -27,7 +27,13 @@ func init() {
 	register(command{
 		name:    "bench",
 		summary: "measure an operation over a range of sizes, as nccl-tests does",
-		setup:   setupBench,
+		example: "c10d bench -world 4 -op all_reduce -b 8 -e 64M",
+		groups: []group{
+			{"Flags for devices", "device work broadcast chunk slots stream"},
+			{"Flags for connections and memory", "wire sums checksum lanes alloc in-place"},
+			{"Flags for records", "json beside load bars tune progress"},
+		},
+		setup: setupBench,
 	})
 }
 
@@ -58,7 +64,6 @@ type bench struct {
 	tensors   int
 	sumsGiven bool
 	bars      string
-	clusters  clusterSpec
 	command   string // the program with its flags, for a table
 }
 
@@ -117,7 +122,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&b.wire, "wire", "", "`wire`: auto, gloo, native, or tcp, which is native without shared memory"+wireDefault)
 	fs.BoolVar(&b.checksum, "checksum", false, "checksums of messages, on the native wire over TCP")
 	fs.IntVar(&b.lanes, "lanes", 0, "`n` further connections to each other rank, for messages from 512K on (1M within a host if one is sent at a time), on the native wire over TCP; 0 means the backend's default, negative none; not with -device")
-	fs.StringVar(&b.sums, "sums", "", "`order` of sums: \"rank order\"; empty means the fastest")
+	fs.StringVar(&b.sums, "sums", "", "`order` of sums: rank-order; empty means the fastest")
 	fs.BoolVar(&b.json, "json", false, "print one JSON record a line")
 	fs.Var(&b.beside, "beside", "`files` of peers' records, to print their times and the ratios")
 	fs.Var(&b.load, "load", "print tables of the records in these `files`, and measure nothing")
@@ -133,7 +138,6 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.IntVar(&b.tensors, "tensors", coalesced, "`n` tensors in a call of all_reduce_coalesced, each of that part of the size")
 	fs.BoolVar(&b.inPlace, "in-place", false, "input and output share memory also for operations with two tensors: "+strings.Join(inPlaceOps, ", "))
 	fs.BoolVar(&b.alloc, "alloc", false, "tensors of Alloc, in memory that the ranks of a host share; not with -device, and not for "+sparseOp)
-	fs.Var(&b.clusters, "clusters", "`devices` of the ranks of several clusters, for example cuda,cuda/cpu,cpu: measure -op in stages that overlap, in stages one after the other, and flat. The k-th rank with a device has device k")
 	fs.BoolVar(&b.progress, "progress", false, "print progress to standard error (default true if that is a terminal)")
 	return func(std stdio, args []string) (int, error) {
 		if len(args) > 0 {
@@ -158,7 +162,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		})
 		b.sumsGiven = given["sums"]
 		for _, name := range []string{"work", "broadcast", "chunk", "slots", "stream"} {
-			if given[name] && b.device.onCPU() && b.clusters.devices == "" {
+			if given[name] && b.device.onCPU() {
 				return 0, usagef("-%s is for -device cuda or sim", name)
 			}
 		}
@@ -172,8 +176,6 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 			return 0, b.listBars(std)
 		case b.world > 0:
 			return b.launch(std, fs)
-		case len(b.clusters.of) > 0:
-			return 0, b.runClusters(std)
 		}
 		return 0, b.run(std)
 	}
@@ -205,7 +207,7 @@ func (b *bench) complete() error {
 			if op == sparseOp {
 				return usagef("-op %s is for tensors in CPU memory, not for -device %v", op, &b.device)
 			}
-			return usagef("unknown -op %q (known: %s, all)", op, strings.Join(known, ", "))
+			return usagef("unknown -op %q%s (known: %s, all)", op, didYouMean(op, known), strings.Join(known, ", "))
 		}
 	}
 	if b.tensors < 1 {
@@ -231,20 +233,10 @@ func (b *bench) complete() error {
 		return usagef("-alloc is for tensors in CPU memory, and not for -tune")
 	}
 	if b.lanes != 0 && !b.device.onCPU() {
-		return usagef("-lanes is for tensors in CPU memory and for -clusters, not for -device")
+		return usagef("-lanes is for tensors in CPU memory, not for -device")
 	}
 	if b.tune != "" && (b.work != "" || b.broadcast != "") {
 		return usagef("-tune measures all ways: leave out -work and -broadcast")
-	}
-	if n := len(b.clusters.of); n > 0 {
-		switch {
-		case b.world > 0 && b.world != n:
-			return usagef("-clusters %v has %d ranks, and -world is %d", &b.clusters, n, b.world)
-		case !b.device.onCPU() || b.tune != "" || b.alloc || b.work != "" || b.broadcast != "" || b.wire != "" || b.sums != "":
-			return usagef("-clusters says which devices there are and compares ways: leave out -device, -tune, -alloc, -work, -broadcast, -wire and -sums")
-		case slices.Contains(b.ops, sparseOp) || slices.Contains(b.ops, "barrier"):
-			return usagef("-clusters is for operations on dense tensors, not for %s", &b.ops)
-		}
 	}
 	if b.json && (b.bars != "" || b.tune != "") {
 		return usagef("-json is for records: -bars and -tune print text")
@@ -263,11 +255,6 @@ func (b *bench) launch(std stdio, fs *flag.FlagSet) (int, error) {
 	if err := b.device.check(); err != nil {
 		return 0, err
 	}
-	if all := b.clusters.all(); all.kind != "" {
-		if err := all.check(); err != nil {
-			return 0, err
-		}
-	}
 	args := []string{"bench"}
 	fs.Visit(func(f *flag.Flag) {
 		if f.Name != "world" && f.Name != "progress" {
@@ -277,17 +264,24 @@ func (b *bench) launch(std stdio, fs *flag.FlagSet) (int, error) {
 	return runLocal(std, b.world, append(args, fmt.Sprintf("-progress=%t", b.progress)))
 }
 
+// types returns the dtype and the operator.
+func (b *bench) types() (d tensor.DType, op pg.ReduceOp, err error) {
+	if d, err = tensor.ParseDType(b.dtype); err == nil {
+		op, err = backend.ParseReduceOp(b.reduce)
+	}
+	if err != nil {
+		err = usagef("%v", err)
+	}
+	return d, op, err
+}
+
 // run joins the group and measures every size.
 func (b *bench) run(std stdio) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	d, err := tensor.ParseDType(b.dtype)
+	d, op, err := b.types()
 	if err != nil {
-		return usagef("%v", err)
-	}
-	op, err := backend.ParseReduceOp(b.reduce)
-	if err != nil {
-		return usagef("%v", err)
+		return err
 	}
 	at, err := b.device.open()
 	if err != nil {
@@ -311,13 +305,10 @@ func (b *bench) run(std stdio) error {
 	return errors.Join(err, g.Close(), at.free())
 }
 
-// tcp returns the options of the native wire's connections.
-func (b *bench) tcp() gloo.TCPOptions { return gloo.TCPOptions{Checksum: b.checksum, Lanes: b.lanes} }
-
 // options are those of the group that is measured.
 func (b *bench) options(at *gpu) pg.InitOptions {
-	host := gloo.Options{Wire: gloo.Wire(b.wire), Sums: gloo.Sums(b.sums), TCP: b.tcp()}
-	o := pg.Options{Timeout: 5 * time.Minute, Backend: at.backends(), BackendOptions: []backend.SpecificOptions{host}}
+	host := gloo.Options{Wire: gloo.Wire(b.wire), Sums: gloo.Sums(b.sums), Checksum: b.checksum, Tuning: gloo.Tuning{Lanes: b.lanes}}
+	o := pg.Options{Timeout: 5 * time.Minute, Backend: at.backends(), BackendOptions: pg.BackendOptions{host}}
 	if at != nil {
 		own := cuda.Options{
 			Driver: at.driver, AllReduce: b.work, Broadcast: b.broadcast, Chunk: int(b.chunk), Slots: b.slots,
@@ -331,7 +322,7 @@ func (b *bench) options(at *gpu) pg.InitOptions {
 }
 
 // series measures every operation and size, and reports on rank 0.
-func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tensor.DType, op backend.ReduceOp, std stdio) error {
+func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tensor.DType, op pg.ReduceOp, std stdio) error {
 	peers, err := loadRecords(b.beside)
 	if err != nil {
 		return err
@@ -344,6 +335,7 @@ func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tenso
 	var bar *progress
 	if g.Rank() == 0 {
 		rep = &report{out: std.out, json: b.json, peers: peers, header: all.lines(), explain: g.Explain}
+		rep.header = append(rep.header, b.about(g))
 		if b.alloc {
 			rep.header = append(rep.header, "tensors of Alloc, in "+memoryOf(g.Explain()))
 		}
@@ -376,7 +368,23 @@ func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tenso
 			}
 		}
 	}
+	if rep != nil {
+		return rep.end()
+	}
 	return nil
+}
+
+// about is a line for the head of a table: who measures, and how.
+func (b *bench) about(g *pg.ProcessGroup) string {
+	text := fmt.Sprintf("ranks: %d", g.Size())
+	if e := g.Explain(); len(e) > 0 && e[0].Hosts > 0 {
+		text += fmt.Sprintf(", hosts: %d", e[0].Hosts)
+	}
+	text += fmt.Sprintf(", warm-up iterations: %d, measurements: %d (the best counts)", b.warmup, b.repeat)
+	if b.check {
+		return text + ", results: every element is checked once"
+	}
+	return text + ", results: not checked"
 }
 
 // connect has the ranks' devices connect, by a collective. Messages do not do that, and would go through the host.
@@ -385,7 +393,7 @@ func (b *bench) connect(ctx context.Context, g *pg.ProcessGroup, at *gpu) (err e
 		return nil
 	}
 	defer func() { err = errors.Join(err, at.freeTensors()) }()
-	c, err := newCase(at.tensor, "all_reduce", g, at, tensor.Float32, backend.Sum(), 4, false, b.tensors)
+	c, err := newCase(at.tensor, "all_reduce", g, at, tensor.Float32, pg.Sum(), 4, false, b.tensors)
 	if err != nil {
 		return err
 	}
@@ -422,7 +430,7 @@ const queued = 20
 const queues = 11
 
 // measure times one size.
-func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name string, d tensor.DType, op backend.ReduceOp, size int, round func(int)) (record, error) {
+func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name string, d tensor.DType, op pg.ReduceOp, size int, round func(int)) (record, error) {
 	mk, free := at.tensor, at.freeTensors
 	if b.alloc {
 		mk, free = allocated(ctx, g)
@@ -467,7 +475,7 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 		}{{b.budget / 10, 1}, {b.budget / 5, 1}, {b.budget, 10}} {
 			// Every rank needs the same number; rank 0's guess counts.
 			iters[0] = min(max(int64(part.budget/max(each, 1)), part.least), 20000)
-			if err := pg.BroadcastSlice(ctx, g, iters, 0); err != nil {
+			if err := pg.Wait(g.Broadcast(ctx, pg.Slice(iters), 0)); err != nil {
 				return record{}, err
 			}
 			if part.budget == b.budget {
@@ -490,7 +498,7 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 	}
 	// Explain tells how all_reduce works for float32 sums only.
 	allReduce := strings.HasPrefix(name, "all_reduce")
-	if how, ok := choiceOf(g.Explain(), at, name, size); ok && (!allReduce || d == tensor.Float32 && op.Kind() == backend.Sum().Kind()) {
+	if how, ok := choiceOf(g.Explain(), at, name, size); ok && (!allReduce || d == tensor.Float32 && op.Kind() == pg.Sum().Kind()) {
 		best.Work = how.Algorithm
 	}
 	if name == "all_reduce" && b.work != "" {
@@ -499,11 +507,7 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 	worst := 0.0
 	for i := range b.repeat {
 		round(i)
-		w, err := g.Barrier(ctx, backend.BarrierOptions{})
-		if err == nil {
-			err = w.Wait(ctx)
-		}
-		if err != nil {
+		if err := g.Barrier(ctx); err != nil {
 			return record{}, err
 		}
 		stamps := make([]int64, iters[0])
@@ -530,10 +534,10 @@ func (b *bench) measure(ctx context.Context, g *pg.ProcessGroup, at *gpu, name s
 			slices.Sort(call)
 			wall[1], wall[2] = int64(each[queues/2]), int64(call[queues/2])
 		}
-		if err := pg.AllReduceSlice(ctx, g, stamps, backend.Max()); err != nil {
+		if err := pg.Wait(g.AllReduce(ctx, pg.Slice(stamps), pg.Max())); err != nil {
 			return record{}, err
 		}
-		if err := pg.AllReduceSlice(ctx, g, wall, backend.Max()); err != nil {
+		if err := pg.Wait(g.AllReduce(ctx, pg.Slice(wall), pg.Max())); err != nil {
 			return record{}, err
 		}
 		slices.Sort(stamps)

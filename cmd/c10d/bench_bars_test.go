@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestBars tells which bars hold: factors beside a peer, times alone, of the fastest
@@ -84,18 +86,15 @@ barrier 2,3 - other 1x
 		"#\nall_induce 2 4 other 2x":   `line 2: unknown operation "all_induce"`,
 		"all_reduce 2 4 other 2x more": "line 1: 6 words",
 	} {
-		_, err := loadBars(write("bad", line), "float32", "")
-		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, must.Err(loadBars(write("bad", line), "float32", "")), want)
 	}
-	_, err := loadBars(filepath.Join(dir, "none"), "float32", "")
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, must.Err(loadBars(filepath.Join(dir, "none"), "float32", "")), os.ErrNotExist)
 }
 
 // TestPeersScript runs bench/peers.sh with this program and two scripts as peers, one of which
 // ends early. Systems take turns, and bars are compared with the records.
 func TestPeersScript(t *testing.T) {
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		name = filepath.Join(dir, name)
@@ -112,21 +111,18 @@ while read -r world op size; do
 	if [ "$5" = nccl ]; then exit 3; fi
 done
 `)
-	plot := write("plot", "#!/bin/sh\necho \"$@\" >\"$2\"\n")
 	bars := write("bars", "all_reduce 2 4,64 torch-gloo 2x\nbarrier 2 - torch-nccl 2x\nall_reduce 2 4 torch-nccl 2x\n")
 	p := startCommand(t, []string{
-		"C10D=" + self, "PYTHON=" + python, "BARS=" + bars, "DEVICE=sim", "OUT=" + filepath.Join(dir, "out"), "PASSES=1", "BUDGET=0.01", "GO=none", "PLOT=" + plot,
+		"C10D=" + self, "PYTHON=" + python, "BARS=" + bars, "DEVICE=sim", "OUT=" + filepath.Join(dir, "out"), "PASSES=1", "BUDGET=0.01", "GO=none",
 	}, exec.Command("../../bench/peers.sh"))
 	require.Zero(t, p.wait(), p.stderr.String())
-	asked, err := os.ReadFile(filepath.Join(dir, "asked"))
-	require.NoError(t, err)
+	asked := must.Get(os.ReadFile(filepath.Join(dir, "asked")))
 	require.Equal(t, "gloo 2 all_reduce 4\nnccl 2 all_reduce 4\ngloo 2 all_reduce 64\ngloo 2 barrier 0\n", string(asked))
 	require.Contains(t, p.stderr.String(), "# pass 1 of 1, case 3 of 3, after ")
 	require.Contains(t, p.stderr.String(), "# torch-nccl has ended")
 	require.Regexp(t, `(?m)^all_reduce +2 +64 +torch-gloo +2x +[0-9.]+x +holds$`, p.output())
 	require.Contains(t, p.output(), "# 3 of 3 bars hold; 1 more were not measured")
 	require.FileExists(t, filepath.Join(dir, "out", "c10d-go.jsonl"))
-	require.FileExists(t, filepath.Join(dir, "out", "peers.svg"))
 
 	p = startCommand(t, []string{
 		"C10D=" + self, "PYTHON=" + filepath.Join(dir, "none"), "DEVICE=sim", "SIZES=4", "OUT=" + filepath.Join(dir, "late"), "WITHIN=0",

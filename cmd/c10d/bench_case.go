@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -65,7 +64,7 @@ var periods = []int{13, 7, 5, 3, 1}
 // reduction returns the numbers that the check expects from a reduction over n ranks, and
 // their period. It is not ok if the elements cannot hold them exactly or the operator is
 // another one.
-func reduction(op backend.ReduceOp, d tensor.DType, n int) (want expected, period int, ok bool) {
+func reduction(op pg.ReduceOp, d tensor.DType, n int) (want expected, period int, ok bool) {
 	sum, most := 0.0, 0.0
 	for r := range n {
 		sum += baseOf(r)
@@ -75,14 +74,14 @@ func reduction(op backend.ReduceOp, d tensor.DType, n int) (want expected, perio
 		above := float64(period - 1)
 		highest := sum + float64(n)*above
 		switch op.Kind() {
-		case backend.Sum().Kind():
+		case pg.Sum().Kind():
 			want = expected{base: sum, slope: float64(n)}
-		case backend.Avg().Kind():
+		case pg.Avg().Kind():
 			want = expected{base: sum / float64(n), slope: 1}
 			highest *= 2 // it may be a half
-		case backend.Max().Kind():
+		case pg.Max().Kind():
 			want, highest = expected{base: most, slope: 1}, most+above
-		case backend.Min().Kind():
+		case pg.Min().Kind():
 			want, highest = expected{base: 1, slope: 1}, most+above
 		default:
 			return want, period, false
@@ -97,7 +96,7 @@ func reduction(op backend.ReduceOp, d tensor.DType, n int) (want expected, perio
 // tensors makes a tensor with count elements. Every rank makes the same number of tensors.
 type tensors func(d tensor.DType, count int) (*tensor.Tensor, error)
 
-func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DType, op backend.ReduceOp, size int, inPlace bool, tensors int) (*benchCase, error) {
+func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DType, op pg.ReduceOp, size int, inPlace bool, tensors int) (*benchCase, error) {
 	n, me := g.Size(), g.Rank()
 	var failed error
 	mk := func(count int) []*tensor.Tensor {
@@ -155,7 +154,7 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 		c.in = mk(whole)
 		c.out, c.want = c.in, reduced
 		c.issue = func(ctx context.Context) (*work.Work, error) {
-			return g.AllReduce(ctx, c.out, backend.AllReduceOptions{Op: op})
+			return g.AllReduce(ctx, c.out[0], op)
 		}
 	case "all_reduce_coalesced":
 		c.in = mk(whole)
@@ -163,7 +162,7 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 		parts := split(c.in[0], min(whole, tensors))
 		slices.Reverse(parts) // so that none begins where the one before it ends
 		c.issue = func(ctx context.Context) (*work.Work, error) {
-			return g.AllReduceCoalesced(ctx, parts, backend.AllReduceOptions{Op: op})
+			return g.AllReduceCoalesced(ctx, parts, op)
 		}
 	case sparseOp:
 		if err := c.sparse(g, d, op); err != nil {
@@ -175,7 +174,7 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 			c.out, c.want = c.in, reduced
 		}
 		c.issue = func(ctx context.Context) (*work.Work, error) {
-			return g.Reduce(ctx, c.in[0], backend.ReduceOptions{Op: op})
+			return g.Reduce(ctx, c.in[0], 0, op)
 		}
 	case "broadcast":
 		c.in = mk(whole)
@@ -183,7 +182,7 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 		c.out, c.want = c.in, func(int) expected { return byRank(root) }
 		c.issue = func(ctx context.Context) (*work.Work, error) {
 			root = (root + 1) % n // so that the root cannot run ahead
-			return g.Broadcast(ctx, c.in, backend.BroadcastOptions{Root: root})
+			return g.Broadcast(ctx, c.in[0], root)
 		}
 	case "all_gather", "all_gather_into_tensor":
 		c.out, c.want, c.parts = mk(part*n), byRank, n
@@ -195,9 +194,9 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 		parts := split(c.out[0], n)
 		c.issue = func(ctx context.Context) (*work.Work, error) {
 			if name == "all_gather" {
-				return g.AllGather(ctx, parts, c.in[0], backend.AllGatherOptions{})
+				return g.AllGather(ctx, parts, c.in[0])
 			}
-			return g.AllGatherIntoTensor(ctx, c.out[0], c.in[0], backend.AllGatherOptions{})
+			return g.AllGatherIntoTensor(ctx, c.out[0], c.in[0])
 		}
 	case "reduce_scatter", "reduce_scatter_tensor":
 		c.in, c.want = mk(part*n), scattered
@@ -209,9 +208,9 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 		parts := split(c.in[0], n)
 		c.issue = func(ctx context.Context) (*work.Work, error) {
 			if name == "reduce_scatter" {
-				return g.ReduceScatter(ctx, c.out[0], parts, backend.ReduceScatterOptions{Op: op})
+				return g.ReduceScatter(ctx, c.out[0], parts, op)
 			}
-			return g.ReduceScatterTensor(ctx, c.out[0], c.in[0], backend.ReduceScatterOptions{Op: op})
+			return g.ReduceScatterTensor(ctx, c.out[0], c.in[0], op)
 		}
 	case "all_to_all", "all_to_all_single":
 		c.in, c.out, c.parts = mk(part*n), mk(part*n), n
@@ -219,9 +218,9 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 		in, out := split(c.in[0], n), split(c.out[0], n)
 		c.issue = func(ctx context.Context) (*work.Work, error) {
 			if name == "all_to_all" {
-				return g.AllToAll(ctx, out, in, backend.AllToAllOptions{})
+				return g.AllToAll(ctx, out, in)
 			}
-			return g.AllToAllSingle(ctx, c.out[0], c.in[0], nil, nil, backend.AllToAllOptions{})
+			return g.AllToAllSingle(ctx, c.out[0], c.in[0], nil, nil)
 		}
 	case "gather", "scatter":
 		one, all := mk(part), mk(part*n)
@@ -235,13 +234,13 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 				c.out, c.want, c.parts = all, byRank, n
 			}
 			c.issue = func(ctx context.Context) (*work.Work, error) {
-				return g.Gather(ctx, parts, one[0], backend.GatherOptions{})
+				return g.Gather(ctx, parts, one[0], 0)
 			}
 		} else {
 			c.in, c.out = all, one
 			c.want = func(int) expected { return expected{base: baseOf(0), slope: 1, first: me * part} }
 			c.issue = func(ctx context.Context) (*work.Work, error) {
-				return g.Scatter(ctx, one[0], parts, backend.ScatterOptions{})
+				return g.Scatter(ctx, one[0], parts, 0)
 			}
 		}
 	case "send_recv", "recv_any":
@@ -256,14 +255,14 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 		}
 		recv := func(ctx context.Context, from int) (*work.Work, error) {
 			if name == "recv_any" {
-				return g.RecvAnySource(ctx, c.out[0], backend.P2POptions{})
+				return g.RecvAnySource(ctx, c.out[0])
 			}
-			return g.Recv(ctx, c.out[0], from, backend.P2POptions{})
+			return g.Recv(ctx, c.out[0], from)
 		}
 		c.issue = func(ctx context.Context) (*work.Work, error) {
 			switch me {
 			case 0:
-				if _, err := g.Send(ctx, c.in[0], 1, backend.P2POptions{}); err != nil {
+				if _, err := g.Send(ctx, c.in[0], 1); err != nil {
 					return nil, err
 				}
 				return recv(ctx, 1)
@@ -275,17 +274,17 @@ func newCase(of tensors, name string, g *pg.ProcessGroup, at *gpu, d tensor.DTyp
 				if err != nil {
 					return nil, err
 				}
-				return g.Send(ctx, c.in[0], 0, backend.P2POptions{})
+				return g.Send(ctx, c.in[0], 0)
 			}
 			return nil, nil
 		}
 	case "barrier":
 		c.bytes = 0
-		var o backend.BarrierOptions
+		var o pg.BarrierOptions
 		if at != nil {
 			o.Device = tensor.CUDA
 		}
-		c.issue = func(ctx context.Context) (*work.Work, error) { return g.Barrier(ctx, o) }
+		c.issue = func(ctx context.Context) (*work.Work, error) { return g.BarrierAsync(ctx, o) }
 	}
 	return c, failed
 }
@@ -322,7 +321,7 @@ func (c *benchCase) queue(ctx context.Context, n int) (each, call time.Duration,
 const sparseRows, sparseColumns = 1 << 20, 64
 
 // sparse prepares the all-reduce of rows of an embedding, c.bytes of them on each rank.
-func (c *benchCase) sparse(g *pg.ProcessGroup, d tensor.DType, op backend.ReduceOp) error {
+func (c *benchCase) sparse(g *pg.ProcessGroup, d tensor.DType, op pg.ReduceOp) error {
 	row := sparseColumns * d.Size()
 	n := max(c.bytes/row, 1)
 	c.bytes = n * row
@@ -355,10 +354,10 @@ func (c *benchCase) sparse(g *pg.ProcessGroup, d tensor.DType, op backend.Reduce
 		if err := t.SetSparse(indices, values, false); err != nil {
 			return nil, err
 		}
-		return g.AllReduce(ctx, list, backend.AllReduceOptions{Op: op})
+		return g.AllReduce(ctx, list[0], op)
 	}
 	c.own = func(ctx context.Context) error {
-		if k := op.Kind(); k != backend.Sum().Kind() {
+		if k := op.Kind(); k != pg.Sum().Kind() {
 			return nil // Avg rounds
 		}
 		w, err := c.issue(ctx)

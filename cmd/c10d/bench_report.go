@@ -219,6 +219,21 @@ func (p *report) add(r record) error {
 	return err
 }
 
+// end prints the average after the last table, as nccl-tests does.
+func (p *report) end() error {
+	sum, n := 0.0, 0.0
+	for _, r := range p.ours {
+		if r.BusBW > 0 {
+			sum, n = sum+r.BusBW, n+1
+		}
+	}
+	if p.json || n == 0 {
+		return nil
+	}
+	_, err := fmt.Fprintf(p.out, "# average bus bandwidth: %.3f GB/s\n", sum/n)
+	return err
+}
+
 func width(system string) int { return max(12, len(system)) }
 
 // report is -load.

@@ -16,9 +16,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/bytesize"
 	"github.com/c10d-go/c10d/internal/choice"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -31,7 +31,7 @@ func TestBenchChecksEveryOperation(t *testing.T) {
 			pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
 				b := bench{tensors: coalesced, ops: list{op}, begin: 4, end: 1024, factor: 16, iters: 3, warmup: 1, repeat: 2, json: true, check: true}
 				var out bytes.Buffer
-				require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum(), stdio{out: &out}))
+				require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, pg.Sum(), stdio{out: &out}))
 				lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 				if g.Rank() != 0 {
 					require.Empty(t, out.String())
@@ -63,7 +63,7 @@ func TestBenchAlloc(t *testing.T) {
 		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 			b := bench{tensors: coalesced, ops: benchOps(), sizes: sizeList{256 << 10}, iters: 2, repeat: 1, json: json, check: true, alloc: true}
 			var out bytes.Buffer
-			require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum(), stdio{out: &out}))
+			require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, pg.Sum(), stdio{out: &out}))
 			switch {
 			case g.Rank() != 0:
 			case json:
@@ -80,8 +80,7 @@ func TestBenchTune(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "table")
 	p := start(t, nil, "bench", "-world", "2", "-tune", file, "-op", "broadcast,all_gather_into_tensor", "-sizes", "64,4K", "-n", "3", "-repeat", "1")
 	require.Zero(t, p.wait(), p.stderr.String())
-	table, err := choice.Load(file)
-	require.NoError(t, err)
+	table := must.Get(choice.Load(file))
 	require.Contains(t, table.Command(), "c10d bench")
 	require.Contains(t, table.Command(), "-sizes=64,4K")
 	found := map[string]bool{}
@@ -103,8 +102,7 @@ func TestBenchTuneKeepsItsWork(t *testing.T) {
 	p := start(t, nil, "bench", "-world", "2", "-tune", filepath.Join(t.TempDir(), "missing", "table"), "-op", "all_gather_into_tensor", "-sizes", "64,65", "-n", "3", "-repeat", "1")
 	require.NotZero(t, p.wait())
 	require.Contains(t, p.stderr.String(), "no such file or directory: the table is on standard output instead")
-	table, err := choice.Parse(strings.NewReader(p.output()))
-	require.NoError(t, err)
+	table := must.Get(choice.Parse(strings.NewReader(p.output())))
 	for _, r := range table.Rows() {
 		require.EqualValues(t, 32, r.Bytes)
 	}
@@ -123,8 +121,7 @@ func TestBenchTuneHidesTheStore(t *testing.T) {
 	for _, p := range ranks {
 		require.Zero(t, p.wait(), p.stderr.String())
 	}
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(file))
 	require.Contains(t, string(text), "-op=broadcast")
 	require.NotContains(t, string(text), "correct-horse")
 }
@@ -132,8 +129,7 @@ func TestBenchTuneHidesTheStore(t *testing.T) {
 // TestBenchFindsWrongResults lets one rank contribute what it should not.
 func TestBenchFindsWrongResults(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		c, err := newCase((*gpu)(nil).tensor, "all_reduce", g, nil, tensor.Float32, backend.Sum(), 64, false, coalesced)
-		require.NoError(t, err)
+		c := must.Get(newCase((*gpu)(nil).tensor, "all_reduce", g, nil, tensor.Float32, pg.Sum(), 64, false, coalesced))
 		wrong := g.Rank()
 		require.ErrorContains(t, c.check(t.Context(), 2*wrong), "wrong result: element 0 is 4, want 3")
 	})
@@ -200,18 +196,20 @@ func TestBenchBesidePeers(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		b := bench{tensors: coalesced, ops: list{"all_reduce"}, begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: list{file}}
 		var out bytes.Buffer
-		require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, backend.Sum(), stdio{out: &out}))
+		require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, pg.Sum(), stdio{out: &out}))
 		if g.Rank() == 0 {
 			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-			require.Len(t, lines, 4)
-			require.Regexp(t, `other +ratio a third of a long name +ratio$`, lines[1])
-			require.Regexp(t, ` - +- +10000000\.00 +\d+\.\d\dx$`, lines[2])
-			require.Regexp(t, ` 100000000\.00 +\d+\.\d\dx +- +-$`, lines[3])
+			require.Len(t, lines, 6)
+			require.Regexp(t, `^# ranks: 2(, hosts: 1)?, warm-up iterations: 1, measurements: 1 \(the best counts\), results: not checked$`, lines[0])
+			require.Regexp(t, `other +ratio a third of a long name +ratio$`, lines[2])
+			require.Regexp(t, ` - +- +10000000\.00 +\d+\.\d\dx$`, lines[3])
+			require.Regexp(t, ` 100000000\.00 +\d+\.\d\dx +- +-$`, lines[4])
+			require.Regexp(t, `^# average bus bandwidth: 0\.\d+ GB/s$`, lines[5])
 		}
 	})
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		b := bench{tensors: coalesced, ops: list{"reduce"}, begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: list{file}}
-		err := b.series(t.Context(), g, nil, tensor.Float32, backend.Sum(), stdio{out: new(bytes.Buffer)})
+		err := b.series(t.Context(), g, nil, tensor.Float32, pg.Sum(), stdio{out: new(bytes.Buffer)})
 		if g.Rank() == 0 {
 			require.ErrorContains(t, err, "no record of reduce")
 			g.Abort(err)

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/choice"
@@ -60,18 +59,18 @@ func (c candidate) String() string { return choice.Name(c.name, c.chunk) }
 
 // tuning returns what the flags ask for. On devices it all-reduces a tensor, so that the ranks find out
 // their link.
-func (b *bench) tuning(ctx context.Context, g *pg.ProcessGroup, at *gpu, hosts int) (t tuning, err error) {
+func (b *bench) tuning(ctx context.Context, g *pg.ProcessGroup, at *gpu) (t tuning, err error) {
 	if at == nil {
 		return tuning{
 			catalog: plan.Lookup, wire: "tcp", use: "gloo.Options.Table or C10D_TABLE",
 			candidates: func(op plan.Op, bytes int64) (all []candidate) {
-				for _, c := range choice.Candidates(op, bytes, g.Size(), hosts) {
+				for _, c := range choice.Candidates(op, bytes) {
 					all = append(all, candidate{c.Algorithm.Name, c.Chunk})
 				}
 				return all
 			},
 			options: func(table string) pg.Options {
-				return pg.Options{Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: gloo.WireTCP, Table: table}}}
+				return pg.Options{Backend: "cpu:" + gloo.Name, BackendOptions: pg.BackendOptions{gloo.Options{Wire: gloo.WireTCP, Tuning: gloo.Tuning{Table: table}}}}
 			},
 			time: func(r record) float64 { return r.P50 },
 		}, nil
@@ -80,7 +79,7 @@ func (b *bench) tuning(ctx context.Context, g *pg.ProcessGroup, at *gpu, hosts i
 	if err != nil {
 		return t, err
 	}
-	w, err := g.AllReduce(at.context(ctx), []*tensor.Tensor{x}, backend.AllReduceOptions{})
+	w, err := g.AllReduce(at.context(ctx), x, pg.Sum())
 	if err == nil {
 		err = w.Wait(ctx)
 	}
@@ -117,12 +116,12 @@ func (b *bench) tuning(ctx context.Context, g *pg.ProcessGroup, at *gpu, hosts i
 
 // tuneAll measures the candidate algorithms at every size and writes the table. Each
 // algorithm runs in a group of its own, whose table has only this algorithm.
-func (b *bench) tuneAll(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tensor.DType, op backend.ReduceOp, std stdio) error {
+func (b *bench) tuneAll(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tensor.DType, op pg.ReduceOp, std stdio) error {
 	hosts := 1
 	for _, e := range g.Explain() {
 		hosts = max(hosts, e.Hosts)
 	}
-	tune, err := b.tuning(ctx, g, at, hosts)
+	tune, err := b.tuning(ctx, g, at)
 	if err != nil {
 		return err
 	}
@@ -208,7 +207,7 @@ func machine(g *pg.ProcessGroup, at *gpu) string {
 }
 
 // tuneOne measures one algorithm at the sizes in rows.
-func (b *bench) tuneOne(ctx context.Context, g *pg.ProcessGroup, at *gpu, tune tuning, d tensor.DType, op backend.ReduceOp, name string, blocks bool, rows []choice.Row, file string) ([]choice.Row, error) {
+func (b *bench) tuneOne(ctx context.Context, g *pg.ProcessGroup, at *gpu, tune tuning, d tensor.DType, op pg.ReduceOp, name string, blocks bool, rows []choice.Row, file string) ([]choice.Row, error) {
 	table, err := tune.catalog.NewTable("c10d bench", "one algorithm", rows)
 	if err != nil {
 		return nil, err

@@ -12,7 +12,7 @@ import (
 )
 
 func init() {
-	register(command{name: "certs", summary: "make the certificates of a job's processes, or a secret", setup: setupCerts})
+	register(command{name: "certs", summary: "make the certificates of a job's processes, or a secret", example: "c10d certs -secret job.secret", setup: setupCerts})
 }
 
 // made is a file for -json.
@@ -27,7 +27,7 @@ func setupCerts(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	n := flags.Int("n", 1, "certificates for `n` ranks: rank0.pem, rank1.pem and so on")
 	hosts := flags.String("hosts", "localhost,127.0.0.1,::1", "names and addresses of the job's `hosts` at which processes reach each other; commas separate them")
 	valid := flags.Duration("valid", 90*24*time.Hour, "`duration` for which the certificates are valid")
-	secret := flags.String("secret", "", "make this `file` with a secret instead, for -tls-secret or -token-file")
+	secret := flags.String("secret", "", "make this `file` with a secret instead, for -tls-secret")
 	asJSON := flags.Bool("json", false, "print a JSON line for each file")
 
 	return func(std stdio, args []string) (int, error) {
@@ -96,5 +96,4 @@ func secretFlags(fs *flag.FlagSet, f *credentials.Files) {
 	fs.StringVar(&f.Key, "tls-key", f.Key, "PEM `file` with the certificate's key ("+credentials.KeyVariable+")")
 	fs.StringVar(&f.CA, "tls-ca", f.CA, "PEM `file` with the authorities that sign the others' certificates ("+credentials.CAVariable+")")
 	fs.StringVar(&f.Secret, "tls-secret", f.Secret, "`file` with a secret of the job, in place of certificates ("+credentials.SecretVariable+")")
-	fs.StringVar(&f.Token, "token-file", f.Token, "`file` with a secret that clients of the store must know, which only Go ranks do ("+credentials.TokenVariable+")")
 }

@@ -177,7 +177,7 @@ func (g *gpu) take(ctx context.Context, group *pg.ProcessGroup, stream string) e
 	if err != nil {
 		return err
 	}
-	hosts, err := pg.AllGatherObject(ctx, group, host, pg.JSON[string]{})
+	hosts, err := pg.AllGatherObject(ctx, group, host)
 	if err != nil {
 		return err
 	}
@@ -191,12 +191,7 @@ func (g *gpu) take(ctx context.Context, group *pg.ProcessGroup, stream string) e
 	if err != nil {
 		return err
 	}
-	return g.use(list[local%len(list)], stream)
-}
-
-// use is take with the number of the device.
-func (g *gpu) use(number int, stream string) (err error) {
-	if g.device, err = g.driver.Device(number); err != nil {
+	if g.device, err = g.driver.Device(list[local%len(list)]); err != nil {
 		return err
 	}
 	g.info = g.device.Info()
@@ -546,7 +541,7 @@ func (g *gpu) gather(ctx context.Context, group *pg.ProcessGroup) (rankDevices, 
 	if err != nil {
 		return nil, err
 	}
-	return pg.AllGatherObject(ctx, group, rankDevice{host, g.describe(), os.Getpid()}, pg.JSON[rankDevice]{})
+	return pg.AllGatherObject(ctx, group, rankDevice{host, g.describe(), os.Getpid()})
 }
 
 func (s rankDevices) lines() []string {

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,10 +15,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
@@ -38,11 +38,9 @@ func runOnSim(t *testing.T, ranks int, flag, work string, stream string, f func(
 	var wg sync.WaitGroup
 	for r := range ranks {
 		wg.Go(func() {
-			errs[r] = func() error {
-				p, err := m.Process(fmt.Sprint("rank ", r))
-				if err != nil {
-					return err
-				}
+			errs[r] = func() (err error) {
+				defer must.Catch(&err)
+				p := must.Get(m.Process(fmt.Sprint("rank ", r)))
 				at := &gpu{devices: d, driver: p, close: p.Close}
 				o := j.Options()
 				o.Backend = at.backends()
@@ -79,7 +77,7 @@ func runOnSim(t *testing.T, ranks int, flag, work string, stream string, f func(
 // the memory of simulated GPUs, some of which two ranks share.
 func TestBenchOnDevices(t *testing.T) {
 	for i, stream := range []string{besideStream, noStream, inStream} {
-		for _, inPlace := range []bool{false, true} {
+		for _, inPlace := range []bool{i == 1, i != 1}[:testsize.Of(1, 1, 2)] {
 			work, device := cuda.HostWork, "sim:2,0"
 			if stream == inStream || (i == 0) != inPlace {
 				work, device = cuda.DirectWork, "sim:2,0,1"
@@ -101,7 +99,7 @@ func TestBenchOnDevices(t *testing.T) {
 					if g.Rank() == 0 {
 						std.out = &out
 					}
-					return b.series(t.Context(), g, at, tensor.Float32, backend.Sum(), std)
+					return b.series(t.Context(), g, at, tensor.Float32, pg.Sum(), std)
 				})
 				lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 				require.Len(t, lines, 2*(len(b.ops)-1)+1)
@@ -127,31 +125,18 @@ func TestBenchOnDevices(t *testing.T) {
 // TestBenchOnDeviceFindsWrongResults lets one rank contribute what it should not,
 // in a type of two bytes and in a later piece of a large tensor.
 func TestBenchOnDeviceFindsWrongResults(t *testing.T) {
-	runOnSim(t, 2, "sim", "", besideStream, func(g *pg.ProcessGroup, at *gpu) error {
-		c, err := newCase(at.tensor, "all_reduce", g, at, tensor.BFloat16, backend.Sum(), 64, false, coalesced)
-		if err != nil {
-			return err
-		}
+	runOnSim(t, 2, "sim", "", besideStream, func(g *pg.ProcessGroup, at *gpu) (err error) {
+		defer must.Catch(&err)
+		c := must.Get(newCase(at.tensor, "all_reduce", g, at, tensor.BFloat16, pg.Sum(), 64, false, coalesced))
 		err = c.check(at.context(t.Context()), 2*g.Rank())
 		assert.ErrorContains(t, err, "wrong result: element 0 is 4, want 3")
 
-		c, err = newCase(at.tensor, "broadcast", g, at, tensor.Uint8, backend.Sum(), stageBytes+100, false, coalesced)
-		if err != nil {
-			return err
-		}
+		c = must.Get(newCase(at.tensor, "broadcast", g, at, tensor.Uint8, pg.Sum(), stageBytes+100, false, coalesced))
 		assert.NoError(t, c.check(at.context(t.Context()), g.Rank()))
-		of, err := c.out[0].Slice(0, stageBytes+20, stageBytes+21)
-		if err != nil {
-			return err
-		}
-		if err := at.poison(t.Context(), of); err != nil {
-			return err
-		}
+		of := must.Get(c.out[0].Slice(0, stageBytes+20, stageBytes+21))
+		must.Do(at.poison(t.Context(), of))
 		seen := 0
-		s, err := newSeries(tensor.Uint8, 1, 1, c.period)
-		if err != nil {
-			return err
-		}
+		s := must.Get(newSeries(tensor.Uint8, 1, 1, c.period))
 		err = at.pieces(t.Context(), c.out[0], false, func(b []byte, first int) error {
 			i, got, _, err := s.check(b, first)
 			if i >= 0 {
@@ -168,6 +153,7 @@ func TestBenchOnDeviceFindsWrongResults(t *testing.T) {
 // TestBenchDeviceProcesses goes the whole way: a launcher, ranks of their own, one
 // simulated host.
 func TestBenchDeviceProcesses(t *testing.T) {
+	t.Parallel()
 	p := start(t, nil, "bench", "-device", "sim", "-world", "2", "-op", "all_reduce,broadcast", "-sizes", "4,5000", "-n", "3",
 		"-repeat", "1", "-json", "-work", "host", "-broadcast", "host", "-chunk", "1K", "-slots", "2", "-sums", "")
 	require.Zero(t, p.wait(), p.stderr.String())
@@ -186,26 +172,6 @@ func TestBenchDeviceProcesses(t *testing.T) {
 	p = start(t, nil, "bench", "-device", "sim:1", "-world", "2", "-sizes", "4", "-n", "2", "-repeat", "1")
 	require.Zero(t, p.wait(), p.stderr.String())
 	require.Regexp(t, `(?s)# rank 0, .*: sim:1 .*# rank 1, .*: sim:1 .*# all_reduce of float32 on sim, 2 ranks.*# \w+: .* queued +call +work\n`, p.output())
-}
-
-// TestBenchClusters compares the ways of ranks in several clusters, with devices and without.
-func TestBenchClusters(t *testing.T) {
-	p := start(t, nil, "bench", "-world", "3", "-clusters", "sim,sim/cpu", "-op", "all_reduce,gather", "-sizes", "4,5000", "-n", "2", "-repeat", "1", "-json")
-	require.Zero(t, p.wait(), p.stderr.String())
-	lines := strings.Split(strings.TrimSpace(p.output()), "\n")
-	require.Len(t, lines, 4)
-	for i, l := range lines {
-		var r clusterTime
-		require.NoError(t, json.Unmarshal([]byte(l), &r))
-		require.Equal(t, []string{"all_reduce", "gather"}[i/2], r.Op)
-		require.Equal(t, "sim,sim/cpu", r.Clusters)
-		for _, us := range []float64{r.Overlap, r.Serial, r.Flat, r.Call} {
-			require.Positive(t, us)
-		}
-	}
-	p = start(t, nil, "bench", "-world", "2", "-clusters", "sim/cpu", "-lanes", "2", "-sizes", "16M", "-n", "1", "-w", "1", "-repeat", "1", "-check=false")
-	require.Zero(t, p.wait(), p.stderr.String())
-	require.Regexp(t, `(?s)# rank 0 in cluster 0: sim:0 .*# rank 1 in cluster 1: cpu.*\n +16777216 +1 .*\n# from 16M on: .*hold`, p.output())
 }
 
 // TestBenchWithoutDevices: no rank is started where there is no GPU for it.
@@ -232,26 +198,23 @@ func TestDevices(t *testing.T) {
 		require.ErrorContains(t, d.Set(text), want, "%q", text)
 	}
 	all := devices{kind: onCUDA}
-	list, err := all.list(3)
-	require.NoError(t, err)
+	list := must.Get(all.list(3))
 	require.Equal(t, []int{0, 1, 2}, list)
 	some := devices{onCUDA, []int{3, 1}}
-	list, err = some.list(4)
-	require.NoError(t, err)
+	list = must.Get(some.list(4))
 	require.Equal(t, []int{3, 1}, list)
-	_, err = some.list(3)
-	require.ErrorContains(t, err, "-device cuda:3,1: no device 3, the driver has 3")
+	require.ErrorContains(t, must.Err(some.list(3)), "-device cuda:3,1: no device 3, the driver has 3")
 	require.Equal(t, 4, some.simulated())
 }
 
 // TestBenchTuneDevices measures a table of ways on simulated devices, and uses it.
 func TestBenchTuneDevices(t *testing.T) {
+	t.Parallel() // it waits for processes
 	file := filepath.Join(t.TempDir(), "table")
 	p := start(t, nil, "bench", "-world", "2", "-device", "sim", "-tune", file, "-sizes", "1K", "-n", "2", "-w", "1", "-repeat", "1")
 	require.Zero(t, p.wait(), p.stderr.String())
 	require.Contains(t, p.output(), "use it with cuda.Options.Table or C10D_CUDA_TABLE")
-	table, err := ways.Catalog.Load(file)
-	require.NoError(t, err)
+	table := must.Get(ways.Catalog.Load(file))
 	found := map[string]int{}
 	for _, r := range table.Rows() {
 		require.Equal(t, string(ways.Peers), r.Wire)
@@ -283,13 +246,7 @@ func TestBenchDeviceFlags(t *testing.T) {
 		"for tensors in CPU memory":          {"-device", "sim", "-op", sparseOp},
 		"leave out -work and -broadcast":     {"-device", "sim", "-tune", "x", "-work", "host"},
 		"-bars measures nothing":             {"-bars", "x", "-world", "2"},
-		"is one cluster, want at least two":  {"-clusters", "sim,cpu"},
-		`"gpu" in "gpu/cpu" is not cpu`:      {"-clusters", "gpu/cpu"},
-		"has devices of kinds cuda and sim":  {"-clusters", "cuda/sim"},
-		"has 2 ranks, and -world is 3":       {"-clusters", "sim/cpu", "-world", "3"},
-		"leave out -device":                  {"-clusters", "sim/cpu", "-device", "sim"},
 		"-lanes is for tensors in CPU":       {"-lanes", "2", "-device", "sim"},
-		"not for barrier":                    {"-clusters", "sim/cpu", "-op", "barrier"},
 	} {
 		var out, errs bytes.Buffer
 		require.Equal(t, exitUsage, dispatch(stdio{out: &out, err: &errs}, append([]string{"bench"}, args...)), "%v: %s", args, &errs)
@@ -300,31 +257,24 @@ func TestBenchDeviceFlags(t *testing.T) {
 // TestSeries holds the numbers of the check to the rule, wherever a piece begins,
 // and finds the first that is wrong.
 func TestSeries(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
+	rng := must.Rand(t)
 	for range 200 {
 		d := tensor.DTypes()[rng.IntN(len(tensor.DTypes()))]
 		period := periods[rng.IntN(len(periods))]
 		if d == tensor.Bool {
 			period = 1
 		}
-		s, err := newSeries(d, 1, 1, period)
-		require.NoError(t, err)
+		s := must.Get(newSeries(d, 1, 1, period))
 		n, first := 1+rng.IntN(3*seriesBytes), rng.IntN(100)
 		b := make([]byte, n*d.Size())
 		s.fill(b, first)
-		got, err := tensor.FromBytes(d, b, n)
-		require.NoError(t, err)
+		got := must.Get(tensor.FromBytes(d, b, n))
 		for range 20 {
 			i := rng.IntN(n)
-			want, err := tensor.New(d, 1)
-			require.NoError(t, err)
+			want := must.Get(tensor.New(d, 1))
 			require.NoError(t, want.SetFloat64(1+float64((first+i)%period), 0))
-			x, err := element(d, want.Bytes())
-			require.NoError(t, err)
-			y, err := element(d, b[i*d.Size():(i+1)*d.Size()])
-			require.NoError(t, err)
+			x := must.Get(element(d, want.Bytes()))
+			y := must.Get(element(d, b[i*d.Size():(i+1)*d.Size()]))
 			require.Equal(t, x, y, "%v, period %d, element %d of %d from %d", d, period, i, n, first)
 		}
 		i, _, _, err := s.check(b, first)
@@ -342,7 +292,7 @@ func TestSeries(t *testing.T) {
 func TestReduction(t *testing.T) {
 	for _, d := range tensor.DTypes() {
 		for n := 1; n <= 64; n++ {
-			for _, op := range []backend.ReduceOp{backend.Sum(), backend.Avg(), backend.Max(), backend.Min()} {
+			for _, op := range []pg.ReduceOp{pg.Sum(), pg.Avg(), pg.Max(), pg.Min()} {
 				want, period, ok := reduction(op, d, n)
 				if !ok {
 					continue
@@ -354,25 +304,25 @@ func TestReduction(t *testing.T) {
 					}
 					require.LessOrEqual(t, want.base+want.slope*float64(i), exactTo(d))
 					switch op.Kind() {
-					case backend.Sum().Kind():
+					case pg.Sum().Kind():
 						require.Equal(t, sum, want.base+want.slope*float64(i))
 						require.LessOrEqual(t, sum, exactTo(d))
-					case backend.Avg().Kind():
+					case pg.Avg().Kind():
 						require.InDelta(t, sum/float64(n), want.base+want.slope*float64(i), 1e-9)
-					case backend.Max().Kind():
+					case pg.Max().Kind():
 						require.Equal(t, float64(n+i), want.base+want.slope*float64(i))
-					case backend.Min().Kind():
+					case pg.Min().Kind():
 						require.Equal(t, float64(1+i), want.base+want.slope*float64(i))
 					}
 				}
 			}
 		}
 	}
-	_, period, ok := reduction(backend.Sum(), tensor.Float32, 8)
+	_, period, ok := reduction(pg.Sum(), tensor.Float32, 8)
 	require.True(t, ok)
 	require.Equal(t, 13, period)
-	_, _, ok = reduction(backend.Product(), tensor.Float32, 2)
+	_, _, ok = reduction(pg.Product(), tensor.Float32, 2)
 	require.False(t, ok)
-	_, _, ok = reduction(backend.Sum(), tensor.Int8, 16)
+	_, _, ok = reduction(pg.Sum(), tensor.Int8, 16)
 	require.False(t, ok)
 }

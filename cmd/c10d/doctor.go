@@ -19,6 +19,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/backend/nccl"
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/launch/agent"
 	"github.com/c10d-go/c10d/pg"
@@ -27,7 +28,7 @@ import (
 
 func init() {
 	register(command{
-		name: "doctor", summary: "print how the ranks of a group reach each other, and how fast", setup: setupDoctor,
+		name: "doctor", summary: "print how the ranks of a group reach each other, and how fast", example: "c10d doctor -world 4", setup: setupDoctor,
 	})
 }
 
@@ -129,6 +130,8 @@ type rankInfo struct {
 	NoGPU   string `json:"no_gpu,omitempty"`          // why there is none
 	Visible string `json:"visible,omitempty"`         // CUDA_VISIBLE_DEVICES
 	NoGroup string `json:"no_device_group,omitempty"` // why no group for devices could be made
+	NCCL    string `json:"nccl,omitempty"`            // the version that backend nccl finds, and where
+	NoNCCL  string `json:"no_nccl,omitempty"`         // why it finds none
 
 	Registered *registeredTimes `json:"registered_memory,omitempty"` // if there can be any, and with -links
 }
@@ -160,7 +163,7 @@ func (d *doctor) run(std stdio, wire gloo.Wire, on *devices) error {
 	if err := useWire(d.wire); err != nil {
 		return err
 	}
-	o := pg.Options{Timeout: d.timeout, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: wire}}}
+	o := pg.Options{Timeout: d.timeout, Backend: "cpu:" + gloo.Name, BackendOptions: pg.BackendOptions{gloo.Options{Wire: wire}}}
 	if at != nil {
 		o.BackendOptions = append(o.BackendOptions, cuda.Options{Driver: at.driver})
 	}
@@ -185,11 +188,16 @@ func (d *doctor) examine(ctx context.Context, g *pg.ProcessGroup, at *gpu, missi
 	me.Host, _ = os.Hostname()
 	if at != nil {
 		me.GPUs = at.driver.Count()
+		if path, version, err := nccl.Library(""); err != nil {
+			me.NoNCCL = err.Error()
+		} else {
+			me.NCCL = version + ", " + path
+		}
 	}
 	if b, err := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control"); err == nil {
 		me.Congestion = strings.TrimSpace(string(b))
 	}
-	ranks, err := pg.AllGatherObject(ctx, g, me, pg.JSON[rankInfo]{})
+	ranks, err := pg.AllGatherObject(ctx, g, me)
 	if err != nil {
 		return err
 	}
@@ -208,7 +216,7 @@ func (d *doctor) examine(ctx context.Context, g *pg.ProcessGroup, at *gpu, missi
 					return err
 				}
 			}
-			heard, err := pg.BroadcastObject(ctx, g, []linkTime{own}, pair[0], pg.JSON[linkTime]{})
+			heard, err := pg.BroadcastObject(ctx, g, []linkTime{own}, pair[0])
 			if err != nil {
 				return err
 			}
@@ -265,14 +273,14 @@ func measureLink(ctx context.Context, g *pg.ProcessGroup, pair [2]int) (linkTime
 		return l, err
 	}
 	send := func(t *tensor.Tensor) error {
-		w, err := g.Send(ctx, t, peer, backend.P2POptions{})
+		w, err := g.Send(ctx, t, peer)
 		if err != nil {
 			return err
 		}
 		return w.Wait(ctx)
 	}
 	recv := func(t *tensor.Tensor) error {
-		w, err := g.Recv(ctx, t, peer, backend.P2POptions{})
+		w, err := g.Recv(ctx, t, peer)
 		if err != nil {
 			return err
 		}
@@ -336,6 +344,9 @@ func advice(ranks []rankInfo) []string {
 		if p.Program != ranks[0].Program {
 			add("rank %d runs %s, rank 0 %s", p.Rank, p.Program, ranks[0].Program)
 		}
+		if v, zero := ncclVersion(p), ncclVersion(ranks[0]); v != zero {
+			add("rank %d has %s, rank 0 %s: groups of backend nccl need the same version on all ranks", p.Rank, v, zero)
+		}
 		for i, e := range p.Groups {
 			if p.Rank == 0 && e.Wire == string(gloo.WireGloo) && e.Size > 1 {
 				add("%s uses Gloo's wire: %s", e.Backend, e.Why)
@@ -345,10 +356,15 @@ func advice(ranks []rankInfo) []string {
 			}
 		}
 	}
-	if p := ranks[0]; p.Congestion == "bbr" {
-		add("TCP's congestion control on host %s is bbr: connections within a host take 1.2 to 1.6 times the time of cubic", p.Host)
-	}
 	return all
+}
+
+// ncclVersion says which NCCL a rank has.
+func ncclVersion(p rankInfo) string {
+	if version, _, found := strings.Cut(p.NCCL, ","); found {
+		return "NCCL " + version
+	}
+	return "no NCCL"
 }
 
 func (d *diagnosis) write(out io.Writer) error {
@@ -370,6 +386,11 @@ func (d *diagnosis) write(out io.Writer) error {
 	}
 	if r := d.Ranks[0].Registered; r != nil {
 		fmt.Fprintf(out, "\n%v\n", r)
+	}
+	if d.Ranks[0].NCCL != "" {
+		fmt.Fprintf(out, "\nNCCL for backend nccl on rank 0: %s\n", d.Ranks[0].NCCL)
+	} else if why := d.Ranks[0].NoNCCL; why != "" {
+		fmt.Fprintf(out, "\nno NCCL for rank 0: %s\n", why)
 	}
 	if why := d.Ranks[0].NoGPU; why != "" {
 		fmt.Fprintf(out, "\nno GPUs for rank 0: %s\n", why)

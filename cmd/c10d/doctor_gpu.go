@@ -87,7 +87,7 @@ func (d *doctor) examineGPUs(ctx context.Context, g *pg.ProcessGroup, at *gpu, r
 		own = at.examine()
 		own.Host, own.Rank = me.Host, me.Rank
 	}
-	seen, err := pg.AllGatherObject(ctx, g, own, pg.JSON[hostGPUs]{})
+	seen, err := pg.AllGatherObject(ctx, g, own)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -102,7 +102,7 @@ func (d *doctor) examineGPUs(ctx context.Context, g *pg.ProcessGroup, at *gpu, r
 	}
 	if d.links {
 		// All ranks say whether they can, whatever went wrong before.
-		can, failed := pg.AllGatherObject(ctx, g, err == nil && registers(group), pg.JSON[bool]{})
+		can, failed := pg.AllGatherObject(ctx, g, err == nil && registers(group))
 		if failed != nil {
 			return nil, nil, failed
 		}
@@ -116,7 +116,7 @@ func (d *doctor) examineGPUs(ctx context.Context, g *pg.ProcessGroup, at *gpu, r
 	if group != nil {
 		me.Groups = append(me.Groups, group.Explain()...)
 	}
-	if ranks, err = pg.AllGatherObject(ctx, g, me, pg.JSON[rankInfo]{}); err != nil {
+	if ranks, err = pg.AllGatherObject(ctx, g, me); err != nil {
 		return nil, nil, err
 	}
 	if group != nil {
@@ -139,7 +139,7 @@ func (d *doctor) tryGPUs(ctx context.Context, g, group *pg.ProcessGroup, at *gpu
 		group.Abort(err)
 		return err
 	}
-	w, err := group.AllReduce(at.context(ctx), []*tensor.Tensor{t}, backend.AllReduceOptions{Timeout: d.timeout})
+	w, err := group.AllReduce(at.context(ctx), t, pg.Sum(), pg.CallOptions{Timeout: d.timeout})
 	if err != nil {
 		group.Abort(err)
 		return err
@@ -187,7 +187,7 @@ func (d *doctor) measureRegistered(ctx context.Context, group *pg.ProcessGroup, 
 		var times []time.Duration
 		for i := range settling + broadcasts {
 			begun := time.Now()
-			w, err := group.Broadcast(at.context(ctx), []*tensor.Tensor{t}, backend.BroadcastOptions{Root: group.Size() - 1, Timeout: d.timeout})
+			w, err := group.Broadcast(at.context(ctx), t, group.Size()-1, pg.CallOptions{Timeout: d.timeout})
 			if err == nil {
 				err = w.Wait(ctx)
 			}

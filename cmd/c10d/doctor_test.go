@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/credentials"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 func TestDoctor(t *testing.T) {
@@ -49,12 +50,9 @@ func TestDoctor(t *testing.T) {
 
 // TestDoctorWithSecrets: local ranks use the files that the environment names, as other ranks do.
 func TestDoctorWithSecrets(t *testing.T) {
-	dir := t.TempDir()
-	secret, token := filepath.Join(dir, "secret"), filepath.Join(dir, "token")
-	for _, file := range []string{secret, token} {
-		require.NoError(t, credentials.WriteSecret(file))
-	}
-	p := start(t, []string{"C10D_TLS_SECRET=" + secret, "C10D_TOKEN_FILE=" + token}, "doctor", "-world", "2", "-links=false", "-device", "cpu", "-timeout", "20s")
+	secret := filepath.Join(t.TempDir(), "secret")
+	require.NoError(t, credentials.WriteSecret(secret))
+	p := start(t, []string{"C10D_TLS_SECRET=" + secret}, "doctor", "-world", "2", "-links=false", "-device", "cpu", "-timeout", "20s")
 	require.Zero(t, p.wait(), p.stderr.String())
 	require.Contains(t, p.output(), "all ranks have it, and TLS")
 }
@@ -64,8 +62,7 @@ func TestDoctorOnSeveralHosts(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("memory is shared on Linux only")
 	}
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
 	p := start(t, nil, "run", "-n", "4", "--", "sh", "-c", `C10D_HOST=$((RANK / 2)) exec "$0" doctor -device cpu -json`, self)
 	require.Zero(t, p.wait(), p.stderr.String())
 	var d diagnosis
@@ -88,14 +85,22 @@ func TestDoctorOnSeveralHosts(t *testing.T) {
 // TestDoctorShowsClusters: the doctor says which ranks form a cluster, what each carries, and that device tensors go
 // through the clusters.
 func TestDoctorShowsClusters(t *testing.T) {
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
 	for _, wire := range []string{"", "native"} {
 		p := start(t, nil, "run", "-n", "3", "-no-prefix", "--", "sh", "-c", `C10D_CLUSTER=$((RANK/2)) exec "$0" doctor -device sim -links=false -wire "$1"`, self, wire)
 		require.Zero(t, p.wait(), p.stderr.String())
 		require.Regexp(t, `(?s)gloo, rank 0 of 3: native wire.*cluster 0 +rank 0 carries 0.5, rank 1 carries 0.5 of its traffic.*cluster 1 +rank 2 carries 1 of its traffic`, p.output())
 		require.Regexp(t, `(?s)cuda, rank 0 of 3: native wire.* all_reduce +any size +clusters .*this rank is in cluster 0 of 2.* reduce +any size +clusters `, p.output())
 	}
+}
+
+// TestAdviceAboutNCCL: its ranks need one version, wherever it lies.
+func TestAdviceAboutNCCL(t *testing.T) {
+	ranks := []rankInfo{{NCCL: "2.28.9, /a", CPUs: 9}, {Rank: 1, NCCL: "2.28.9, /b", CPUs: 9}, {Rank: 2, NCCL: "2.21.5, /a", CPUs: 9}, {Rank: 3, CPUs: 9}}
+	require.Equal(t, []string{
+		"rank 2 has NCCL 2.21.5, rank 0 NCCL 2.28.9: groups of backend nccl need the same version on all ranks",
+		"rank 3 has no NCCL, rank 0 NCCL 2.28.9: groups of backend nccl need the same version on all ranks",
+	}, advice(ranks))
 }
 
 // TestDoctorLooksAtGPUs tells of devices, their links, and a group for tensors on
@@ -123,6 +128,10 @@ func TestDoctorLooksAtGPUs(t *testing.T) {
 	p = start(t, nil, "doctor", "-world", "1", "-device", "sim", "-links=false")
 	require.Zero(t, p.wait(), p.stderr.String())
 	require.Regexp(t, `(?s)cuda, rank 0 of 1.*all_reduce +any size.*GPUs of host .*, driver sim, implementations of all_reduce: .*simulated GPU`, p.output())
+
+	p = start(t, []string{"C10D_NCCL_LIBRARY=/nowhere/libnccl.so.2"}, "doctor", "-world", "1", "-device", "sim", "-links=false")
+	require.Zero(t, p.wait(), p.stderr.String())
+	require.Contains(t, p.output(), "no NCCL for rank 0: nccl: NCCL's library cannot be loaded (tried /nowhere/libnccl.so.2)")
 
 	p = start(t, nil, "doctor", "-world", "2", "-device", "sim")
 	require.Zero(t, p.wait(), p.stderr.String())

@@ -10,13 +10,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestRunAsProcess1: as process 1 of a container the launcher reaps what its ranks leave behind, shows how they end, and
 // takes signals.
 func TestRunAsProcess1(t *testing.T) {
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
 	if out, err := exec.Command("unshare", "-p", "-f", "--mount-proc", "true").CombinedOutput(); err != nil {
 		t.Skipf("no process namespace: %v: %s", err, out)
 	}
@@ -34,11 +35,9 @@ echo "$n zombies"`, file)
 	p := startCommand(t, nil, exec.Command("unshare", "-p", "-f", "--mount-proc", self, "run", "-json", "-n", "2", "--", "sh", "-c", script))
 	p.await(2, "reaped")
 	// unshare waits for process 1 and takes no signal itself.
-	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", p.cmd.Process.Pid))
-	require.NoError(t, err)
+	children := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", p.cmd.Process.Pid)))
 	var pid int
-	_, err = fmt.Sscan(strings.TrimSpace(string(children)), &pid)
-	require.NoError(t, err)
+	must.Get(fmt.Sscan(strings.TrimSpace(string(children)), &pid))
 	require.NoError(t, syscall.Kill(pid, syscall.SIGTERM))
 	require.Equal(t, 128+15, p.wait(), p.stderr.String())
 	require.Equal(t, "SIGTERM", p.summary().Signal)

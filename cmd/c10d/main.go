@@ -51,7 +51,7 @@
 //
 // serves PyTorch's TCPStore until SIGINT or SIGTERM. Ranks may come and go. A rank uses it
 // with MASTER_ADDR, MASTER_PORT and TORCHELASTIC_USE_AGENT_STORE=True. With -tls-cert and
-// -tls-key or -token-file only Go ranks can join.
+// -tls-key only Go ranks can join.
 //
 // # Security
 //
@@ -84,16 +84,14 @@
 //
 //	{"op":"all_reduce","dtype":"float32","shape":[3,5],"reduce":"sum","seed":7}
 //
-// It prints a digest of each result. Ranks of PyTorch may be in the job: -torch tells
-// their generation where the store cannot.
+// It prints a digest of each result. Ranks of PyTorch may be in the job.
 //
 // # Measuring
 //
 //	c10d bench -world 4 -op all_reduce -e 64M
 //
 // measures an operation over a range of sizes and prints the columns of nccl-tests; -json
-// prints records instead, which bench/plot draws. Every element of the results of each
-// size is checked once.
+// prints records instead. Every element of the results of each size is checked once.
 //
 //	c10d bench -world 4 -device cuda -op all_reduce -e 1G
 //
@@ -135,10 +133,6 @@
 // "c10d --version" prints the module's version or the commit, the release of Go and the
 // platform.
 //
-//	source <(c10d completion bash)
-//
-// makes bash complete commands and flags. For zsh and fish there are such scripts, too.
-//
 // # Exit codes
 //
 //	0    done
@@ -169,12 +163,17 @@ type command struct {
 	name    string
 	args    string // what follows the flags, for the usage line
 	summary string // one line, no full stop
-	hidden  bool   // not for people
+	example string // a command line
+	groups  []group
+	hidden  bool // not for people
 
 	// setup defines the flags, and returns a function that runs the command after they are
 	// parsed. That function returns the exit code. Its error is printed after "c10d NAME: ".
 	setup func(*flag.FlagSet) func(stdio, []string) (int, error)
 }
+
+// group is flags that help lists together. Flags in no group come first.
+type group struct{ title, flags string }
 
 // stdio has the streams that a command reads and writes.
 type stdio struct {
@@ -233,7 +232,7 @@ func dispatch(std stdio, args []string) int {
 	}
 	c, ok := commands[name]
 	if !ok {
-		fmt.Fprintf(std.err, "c10d: no command %q; see c10d help\n", name)
+		fmt.Fprintf(std.err, "c10d: no command %q%s\nsee c10d help\n", name, didYouMean(name, commandNames()))
 		return exitUsage
 	}
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
@@ -245,7 +244,7 @@ func dispatch(std stdio, args []string) int {
 		return 0
 	}
 	if err != nil {
-		err = usageError{err.Error()}
+		err = usageError{unknownFlag(err, flags)}
 	} else {
 		code, err = run(std, flags.Args())
 	}
@@ -286,11 +285,11 @@ func summaryOf(name string) string {
 	return commands[name].summary
 }
 
-// visible returns the flags that help lists.
-func visible(flags *flag.FlagSet) *flag.FlagSet {
+// visible returns the flags that help lists, or those of them that are named.
+func visible(flags *flag.FlagSet, names ...string) *flag.FlagSet {
 	shown := flag.NewFlagSet(flags.Name(), flag.ContinueOnError)
 	flags.VisitAll(func(f *flag.Flag) {
-		if f.Usage != hidden {
+		if f.Usage != hidden && (names == nil || slices.Contains(names, f.Name)) {
 			shown.Var(f.Value, f.Name, f.Usage)
 			shown.Lookup(f.Name).DefValue = f.DefValue
 		}
@@ -299,16 +298,30 @@ func visible(flags *flag.FlagSet) *flag.FlagSet {
 }
 
 func (c command) usage(w io.Writer, flags *flag.FlagSet) {
-	shown := visible(flags)
-	hasFlags := false
-	shown.VisitAll(func(*flag.Flag) { hasFlags = true })
+	grouped := ""
+	for _, g := range c.groups {
+		grouped += " " + g.flags
+	}
+	var first []string
+	visible(flags).VisitAll(func(f *flag.Flag) {
+		if !slices.Contains(strings.Fields(grouped), f.Name) {
+			first = append(first, f.Name)
+		}
+	})
 	line := "c10d " + c.name
-	if hasFlags {
+	if len(first) > 0 {
 		line += " [FLAGS]"
 	}
 	fmt.Fprintf(w, "%s%s\n\nUsage: %s\n", strings.ToUpper(c.summary[:1])+c.summary[1:], ".", strings.TrimSpace(line+" "+c.args))
-	if hasFlags {
-		fmt.Fprint(w, "\nFlags:\n")
+	if c.example != "" {
+		fmt.Fprintf(w, "\nExample: %s\n", c.example)
+	}
+	for _, g := range append([]group{{"Flags", strings.Join(first, " ")}}, c.groups...) {
+		if g.flags == "" {
+			continue
+		}
+		fmt.Fprintf(w, "\n%s:\n", g.title)
+		shown := visible(flags, strings.Fields(g.flags)...)
 		shown.SetOutput(w)
 		shown.PrintDefaults()
 	}

@@ -13,17 +13,16 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/script"
 	"github.com/c10d-go/c10d/pg"
-	"github.com/c10d-go/c10d/store"
 )
 
 func init() {
 	register(command{
 		name: "rank", args: "-script FILE",
 		summary: "run a script of operations as one rank of a job",
+		example: "c10d rank -script ops.jsonl",
 		setup:   setupRank,
 	})
 }
@@ -63,8 +62,8 @@ func orWorld(err error) error {
 
 // rankFlags are the flags of "c10d rank".
 type rankFlags struct {
-	script, url, wire, torch string
-	timeout                  time.Duration
+	script, url, wire string
+	timeout           time.Duration
 }
 
 func setupRank(fs *flag.FlagSet) func(stdio, []string) (int, error) {
@@ -72,7 +71,6 @@ func setupRank(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&f.script, "script", "", "`file` with one JSON object a line, the same on every rank; - is standard input")
 	fs.StringVar(&f.url, "init", "env://", "`URL` of the job's store: env://, tcp://, file:// or redis://")
 	fs.StringVar(&f.wire, "wire", "", "`wire`: auto, gloo, or, without ranks of PyTorch, native or tcp"+wireDefault)
-	fs.StringVar(&f.torch, "torch", "auto", "`generation` of PyTorch in the job: 1 (up to 2.0), 2 (2.2 and later), or auto")
 	fs.DurationVar(&f.timeout, "timeout", time.Minute, "longest `duration` of the rendezvous and of each operation")
 	return func(std stdio, args []string) (int, error) {
 		if len(args) > 0 {
@@ -90,11 +88,6 @@ func (f *rankFlags) run(std stdio) error {
 	if err != nil {
 		return usagef("-wire: %v", err)
 	}
-	dialects := map[string]store.Dialect{"auto": store.DialectUnknown, "1": store.DialectV1, "2": store.DialectV2}
-	dialect, ok := dialects[f.torch]
-	if !ok {
-		return usagef("-torch %q: must be 1, 2 or auto", f.torch)
-	}
 	if f.timeout <= 0 {
 		return usagef("-timeout %v: must be positive", f.timeout)
 	}
@@ -110,7 +103,7 @@ func (f *rankFlags) run(std stdio) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	g, err := pg.Init(ctx, f.url, pg.InitOptions{Options: pg.Options{
-		Timeout: f.timeout, Dialect: dialect, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: wire}},
+		Timeout: f.timeout, Backend: "cpu:" + gloo.Name, BackendOptions: pg.BackendOptions{gloo.Options{Wire: wire}},
 	}})
 	if err != nil {
 		return orInstead(err, "or name the others by -init tcp://HOST:PORT?rank=R&world_size=N")

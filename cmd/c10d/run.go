@@ -26,6 +26,13 @@ import (
 func init() {
 	register(command{
 		name: "run", args: "[--] COMMAND [ARGUMENTS]", summary: "start the ranks of a program on this host, as torchrun does",
+		example: "c10d run -n 4 -- ./train -epochs 3",
+		groups: []group{
+			{"Flags for several nodes", "nnodes node-rank master-addr master-port run-id rdzv-timeout"},
+			{"Flags for output", "no-prefix log-dir tee json q debug debug-token-file"},
+			{"Flags for ranks that fail", "max-restarts elastic grace"},
+			{"Flags for security", "tls tls-dir tls-secret tls-cert tls-key tls-ca"},
+		},
 		setup: setupRun,
 	})
 	register(command{
@@ -83,7 +90,7 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 	flags.StringVar(&j.MasterAddr, "master-addr", os.Getenv("PET_MASTER_ADDR"), "`host` of node 0 (default 127.0.0.1 for one node)")
 	flags.IntVar(&j.MasterPort, "master-port", pet.number("master-port", "PET_MASTER_PORT", 0), "`port` on node 0 (default a free one for one node)")
 	flags.StringVar(&j.RunID, "run-id", os.Getenv("PET_RDZV_ID"), "`name` of the job, TORCHELASTIC_RUN_ID, the same on all nodes (default a random one)")
-	flags.IntVar(&j.MaxRestarts, "max-restarts", pet.number("max-restarts", "PET_MAX_RESTARTS", 0), "restart all ranks after a failure, at most `n` times, after pauses from 100ms to 30s; with -elastic: start at most n ranks of this node again (default 10)")
+	flags.IntVar(&j.MaxRestarts, "max-restarts", pet.number("max-restarts", "PET_MAX_RESTARTS", 0), "restart all ranks after a failure, at most `n` times, after pauses from 100ms to 30s; with -elastic: start at most n ranks of this node again (default 0, with -elastic 10)")
 	flags.Func("elastic", "`min:max` ranks of the job, of all nodes: a rank that fails is started again alone, and the others go on (see docs/elastic.md)", func(s string) (err error) {
 		j.Least, j.Most, err = launch.ParseRange(s)
 		return err
@@ -218,6 +225,9 @@ func quit() {
 func explainStart(err error, command string) error {
 	if strings.HasSuffix(command, ".py") && (errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.ENOEXEC)) {
 		return fmt.Errorf("%w; to run a script name its interpreter: c10d run -n 2 -- python3 %s", err, command)
+	}
+	if info, e := os.Stat(command); e == nil && errors.Is(err, os.ErrPermission) && info.Mode().IsRegular() && info.Mode()&0o111 == 0 {
+		return fmt.Errorf("%w; the file is not executable: chmod +x %s, or name its interpreter", err, command)
 	}
 	return err
 }

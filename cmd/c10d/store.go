@@ -16,7 +16,7 @@ import (
 )
 
 func init() {
-	register(command{name: "store", summary: "serve a TCPStore that outlives the ranks", setup: setupStore})
+	register(command{name: "store", summary: "serve a TCPStore that outlives the ranks", example: "c10d store -listen :29500 -stats 1m", setup: setupStore})
 }
 
 func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
@@ -41,7 +41,7 @@ func setupStore(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 			return 0, usagef("-stats %v: must not be negative", *stats)
 		}
 		var err error
-		if o.TLS, o.Token, err = secrets.Load(); err != nil {
+		if o.TLS, err = secrets.Load(); err != nil {
 			return 1, err
 		}
 		if *verbose {

@@ -33,6 +33,7 @@ func torchrunFlags(flags *flag.FlagSet, r *rendezvous) map[string]string {
 		})
 	}
 	alias("nproc-per-node", "n")
+	alias("np", "n") // mpirun's
 	for _, same := range []string{"node-rank", "master-addr", "master-port", "max-restarts", "log-dir", "run-id", "rdzv-timeout"} {
 		alias(same, same)
 	}

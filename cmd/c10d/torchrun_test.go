@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -20,31 +19,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/script"
+	"github.com/c10d-go/c10d/internal/testsize"
+	"github.com/c10d-go/c10d/internal/torchtest"
 )
-
-// python is Debian's, whose torch is 1.13.1.
-const python = "/usr/bin/python3"
-
-func needTorchrun(t *testing.T) {
-	t.Helper()
-	if err := exec.Command(python, "-c", "import torch.distributed.run").Run(); err != nil {
-		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
-			t.Fatalf("PyTorch is required: %s -c 'import torch.distributed.run': %v", python, err)
-		}
-		t.Skipf("needs PyTorch (Debian: python3-torch): %s -c 'import torch.distributed.run': %v", python, err)
-	}
-}
 
 // torchrun runs three ranks, "c10d rank" on those of goRanks and PyTorch on the
 // others. In the first attempt the Go ranks get another script: "bad", whose
 // second line they refuse, or "missing", which is not there.
 func torchrun(t *testing.T, goRanks, first string, flags ...string) (stdout, stderr string, err error) {
 	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
-	rankPy, err := filepath.Abs("../../interop/rank.py")
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
+	rankPy := must.Get(filepath.Abs("../../interop/rank.py"))
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"good": `{"op":"all_reduce","shape":[1001],"fill":"frac"}
@@ -62,14 +49,14 @@ esac
 script=good
 [ "$TORCHELASTIC_RESTART_COUNT" -gt 0 ] || script=%s
 C10D_TEST=torchrun exec %s rank -timeout %v -script %s/$script
-`, goRanks, python, rankPy, dir, first, self, patience, dir),
+`, goRanks, torchtest.Interpreter(t), rankPy, dir, first, self, patience, dir),
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, python, append([]string{
-		"-m", "torch.distributed.run", "--nproc_per_node=3", "--no_python", "--monitor_interval=0.2",
+	cmd := torchtest.Command(ctx, t, append([]string{
+		"-c", "from torch.distributed.run import main; main()", "--nproc_per_node=3", "--no_python", "--monitor_interval=0.2",
 		// The defaults, "0", of PyTorch 1.13 do not work with Python 3.11, whose
 		// flags leave out 0 when iterated. Rank 9 is none of ours.
 		"--redirects=9:1", "--tee=9:1",
@@ -94,15 +81,16 @@ var inUse = regexp.MustCompile(`(?i)address already in use`)
 // Go ranks fail; in the second, all must find each other again, with whatever
 // the first one left in the store.
 func TestTorchrun(t *testing.T) {
-	needTorchrun(t)
+	t.Parallel()
+	torchtest.Need(t)
 	for _, c := range []struct{ name, goRanks, flags string }{
 		// The store is the agent's. PyTorch up to 2.0 keeps it over restarts.
-		{"agent's store, Python first", "12", "--master_addr=127.0.0.1 --master_port=PORT"},
 		{"agent's store, Go first", "01", "--master_addr=127.0.0.1 --master_port=PORT"},
 		// The store is rank 0's.
-		{"rank 0's store, Go first", "02", "--rdzv_backend=c10d --rdzv_endpoint=127.0.0.1:0 --rdzv_conf=is_host=1"},
 		{"rank 0's store, Python first", "1", "--rdzv_backend=c10d --rdzv_endpoint=127.0.0.1:0 --rdzv_conf=is_host=1"},
-	} {
+		{"rank 0's store, Go first", "02", "--rdzv_backend=c10d --rdzv_endpoint=127.0.0.1:0 --rdzv_conf=is_host=1"},
+		{"agent's store, Python first", "12", "--master_addr=127.0.0.1 --master_port=PORT"},
+	}[:testsize.Of(1, 2, 4)] {
 		t.Run(c.name, func(t *testing.T) {
 			_, port, err := net.SplitHostPort(freeport.Loopback(t))
 			require.NoError(t, err)
@@ -143,7 +131,8 @@ func TestTorchrun(t *testing.T) {
 // TestTorchrunReport wants a Go rank's error in torchrun's report, and its time.
 // The Go rank fails before it joins, so that no other can fail sooner.
 func TestTorchrunReport(t *testing.T) {
-	needTorchrun(t)
+	t.Parallel()
+	torchtest.Need(t)
 	before := time.Now().Truncate(time.Second)
 	_, errs, err := torchrun(t, "1", "missing", "--standalone")
 	require.Error(t, err)
@@ -153,7 +142,6 @@ func TestTorchrunReport(t *testing.T) {
 	require.Contains(t, report, "rank      : 1 ")
 	_, at, _ := strings.Cut(report, "time      : ")
 	at, _, _ = strings.Cut(at, "\n")
-	when, err := time.ParseInLocation("2006-01-02_15:04:05", at, time.Local)
-	require.NoError(t, err)
+	when := must.Get(time.ParseInLocation("2006-01-02_15:04:05", at, time.Local))
 	require.WithinRange(t, when, before, time.Now())
 }

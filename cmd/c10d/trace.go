@@ -14,7 +14,7 @@ import (
 
 func init() {
 	register(command{
-		name: "trace", args: "DUMP...", summary: "merge the ranks' dumps of their last operations, and say who was late",
+		name: "trace", args: "DUMP...", summary: "merge the ranks' dumps of their last operations, and say who was late", example: "c10d trace -o job.json /tmp/job/rank*",
 		setup: setupTrace,
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/trace"
@@ -28,15 +29,13 @@ func TestTraceOfTwoRuns(t *testing.T) {
 	var dumps []string
 	for i, run := range []string{"first", "second"} {
 		name := filepath.Join(dir, "rank_"+strconv.Itoa(i))
-		r := trace.New(trace.Options{})
+		r := trace.New()
 		group := r.Join(trace.Member{Name: "0", Rank: i, Ranks: []int{0, 1}, Run: run})
 		var c trace.Call
 		c.Begin(group, nobody{}, work.AllReduce, nil, nil, -1, 0)
 		_, _ = c.Issued(work.Completed(work.Info{}, nil), nil)
-		f, err := os.Create(name)
-		require.NoError(t, err)
-		_, err = r.WriteTo(f)
-		require.NoError(t, err)
+		f := must.Get(os.Create(name))
+		must.Get(r.WriteTo(f))
 		require.NoError(t, f.Close())
 		dumps = append(dumps, name)
 	}
@@ -44,8 +43,7 @@ func TestTraceOfTwoRuns(t *testing.T) {
 	require.Zero(t, dispatch(stdio{nil, &out, &errs}, append([]string{"trace", "-o", filepath.Join(dir, "job.json")}, dumps...)), errs.String())
 	require.True(t, strings.HasPrefix(out.String(), "The dumps are of 2 runs, which are not compared. The last one alone is written.\n\n1 dump of ranks 0\nrun first\n"), out.String())
 	require.Contains(t, out.String(), "\n\n1 dump of ranks 1\nrun second\n")
-	text, err := os.ReadFile(filepath.Join(dir, "job.json"))
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(filepath.Join(dir, "job.json")))
 	require.Equal(t, 1, bytes.Count(text, []byte(`"name":"all_reduce"`)))
 
 	out.Reset()
@@ -65,7 +63,7 @@ func TestTrace(t *testing.T) {
 	args := []string{"trace", "-o", filepath.Join(dir, "job.json")}
 	pgtest.Run(t, 4, func(t *testing.T, g *pg.ProcessGroup) {
 		for range 3 {
-			if err := pg.AllReduceSlice(t.Context(), g, []float32{1}, backend.Sum()); err != nil {
+			if err := pg.Wait(g.AllReduce(t.Context(), pg.Slice([]float32{1}), pg.Sum())); err != nil {
 				t.Error(err)
 			}
 		}
@@ -78,8 +76,7 @@ func TestTrace(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	dumps, err := filepath.Glob(filepath.Join(dir, "rank_*"))
-	require.NoError(t, err)
+	dumps := must.Get(filepath.Glob(filepath.Join(dir, "rank_*")))
 	var out, errs bytes.Buffer
 	require.Zero(t, dispatch(stdio{nil, &out, &errs}, append(args, dumps...)), errs.String())
 	require.True(t, strings.HasPrefix(out.String(), "4 dumps of ranks 0-3\n"), out.String())
@@ -94,8 +91,7 @@ func TestTrace(t *testing.T) {
 	require.NoError(t, json.Unmarshal(out.Bytes(), &report))
 	require.Equal(t, []int{0, 1, 2, 3}, report.Ranks)
 	require.Len(t, report.Late, 3)
-	text, err := os.ReadFile(args[2])
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(args[2]))
 	require.True(t, json.Valid(text))
 	require.Equal(t, 12, bytes.Count(text, []byte(`"name":"all_reduce"`)))
 

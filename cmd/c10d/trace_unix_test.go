@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/trace"
 )
 
@@ -24,13 +25,9 @@ func TestTraceIsOwn(t *testing.T) {
 	require.NoError(t, os.WriteFile(behind, []byte("as it was"), 0o644))
 	require.NoError(t, os.Link(behind, name))
 	require.NoError(t, writeChrome(name, j))
-	info, err := os.Lstat(name)
-	require.NoError(t, err)
-	require.Equal(t, fs.FileMode(0o600), info.Mode())
+	require.Equal(t, fs.FileMode(0o600), must.Get(os.Lstat(name)).Mode())
 	kept := func() {
-		text, err := os.ReadFile(behind)
-		require.NoError(t, err)
-		require.Equal(t, "as it was", string(text))
+		require.Equal(t, "as it was", string(must.Get(os.ReadFile(behind))))
 	}
 	kept()
 
@@ -43,7 +40,5 @@ func TestTraceIsOwn(t *testing.T) {
 	kept()
 	require.NoError(t, os.Lchown(link, os.Geteuid(), -1))
 	require.NoError(t, writeChrome(link, j), "as /dev/stdout is")
-	text, err := os.ReadFile(behind)
-	require.NoError(t, err)
-	require.Contains(t, string(text), "all_reduce")
+	require.Contains(t, string(must.Get(os.ReadFile(behind))), "all_reduce")
 }

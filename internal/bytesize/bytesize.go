@@ -30,11 +30,11 @@ func (b *Size) Set(s string) error {
 }
 
 // Name writes n with K, M or G if that is exact.
-func Name(n int) string {
+func Name[N int | int64](n N) string {
 	for i, unit := range []string{"G", "M", "K"} {
-		if scale := 1 << (30 - 10*i); n >= scale && n%scale == 0 {
-			return strconv.Itoa(n/scale) + unit
+		if scale := N(1) << (30 - 10*i); n >= scale && n%scale == 0 {
+			return strconv.FormatInt(int64(n/scale), 10) + unit
 		}
 	}
-	return strconv.Itoa(n)
+	return strconv.FormatInt(int64(n), 10)
 }

@@ -1,29 +1,16 @@
 package callback
 
 import (
-	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
-)
 
-func seeded(t testing.TB) *rand.Rand {
-	n := uint64(time.Now().UnixNano())
-	if s := os.Getenv("C10D_SEED"); s != "" {
-		var err error
-		n, err = strconv.ParseUint(s, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Logf("C10D_SEED=%d", n)
-	return rand.New(rand.NewPCG(n, 0))
-}
+	"github.com/c10d-go/c10d/internal/must"
+)
 
 // A Match against queues in maps, step by step.
 func TestMatchAgainstModel(t *testing.T) {
-	rng := seeded(t)
+	rng := must.Rand(t)
 	type value struct{ n, size int }
 	m := Match[int, value, int]{Values: 20, Bytes: 1000}
 	values, takers := map[int][]value{}, map[int][]int{}
@@ -42,8 +29,7 @@ func TestMatchAgainstModel(t *testing.T) {
 				takers[k] = takers[k][1:]
 				waiting--
 			case count == 20 || bytes+v.size > 1000:
-				var full *FullError
-				require.ErrorAs(t, err, &full)
+				full := must.As[*FullError](t, err)
 				require.Equal(t, FullError{count, 20, int64(bytes), 1000}, *full)
 			default:
 				require.NoError(t, err)
@@ -123,15 +109,4 @@ func TestMatchAllocatesNothing(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(1000, round))
 	a, b, c := m.Waiting()
 	require.Zero(t, a+int(b)+c)
-}
-
-func BenchmarkMatch(b *testing.B) {
-	m := Match[uint64, int, int]{Values: 10, Bytes: 10}
-	b.ReportAllocs()
-	k := uint64(0)
-	for b.Loop() {
-		k++
-		m.Take(k, 1)
-		m.Put(k, 2, 1)
-	}
 }

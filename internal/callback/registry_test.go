@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestF35EachRunsOnce: arrival first, callback first, and both at once, 10^5 keys in parallel. Each
@@ -14,7 +16,7 @@ func TestF35EachRunsOnce(t *testing.T) {
 	const n = 100_000
 	r := NewRegistry[int]()
 	keys := make([]Key[int], n)
-	rng := seeded(t)
+	rng := must.Rand(t)
 	arrivals, callbacks := rng.Perm(n), rng.Perm(n)
 	var wg sync.WaitGroup
 	for part := range 4 {
@@ -142,16 +144,4 @@ func TestRegistryAllocatesNothing(t *testing.T) {
 			r.Next()
 		}
 	}))
-}
-
-func BenchmarkRegistry(b *testing.B) {
-	r := NewRegistry[int]()
-	var k Key[int]
-	b.ReportAllocs()
-	for b.Loop() {
-		r.Post(&k)
-		r.Expect(&k)
-		r.Arrive(&k)
-		r.Next()
-	}
 }

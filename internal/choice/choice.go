@@ -103,10 +103,9 @@ func (t *Table) build(c Catalog) {
 	}
 }
 
-// serves reports whether an algorithm can serve a query and is intended for it.
+// serves reports whether an algorithm can serve a query.
 func (q *Query) serves(a *plan.Algorithm) bool {
-	return (!q.RankOrder || !q.Op.Reduces() || a.Order == plan.RankOrder) &&
-		(!a.Hosts || q.Hosts > 1 && q.Hosts < q.Ranks)
+	return !q.RankOrder || !q.Op.Reduces() || a.Order == plan.RankOrder
 }
 
 // instead has, for each shape, the shapes whose measurements count for it, the best first.
@@ -300,15 +299,11 @@ type Candidate struct {
 func (c Candidate) String() string { return Name(c.Algorithm.Name, c.Chunk) }
 
 // Candidates returns the algorithms to measure for a collective with bytes bytes in a rank's
-// longest buffer. It leaves out algorithms that cannot serve, and those that send so much more
-// than the plainest one that no latency makes up for it.
-func Candidates(op plan.Op, bytes int64, ranks, hosts int) []Candidate {
+// longest buffer. It leaves out those that send so much more than the plainest one that no latency makes up for it.
+func Candidates(op plan.Op, bytes int64) []Candidate {
 	var all []Candidate
 	for _, a := range plan.Algorithms(op) {
-		switch {
-		case a.Hosts && (hosts < 2 || hosts >= ranks):
-			continue
-		case bytes > wasteful && a.String() == "all_reduce direct":
+		if bytes > wasteful && a.String() == "all_reduce direct" {
 			continue
 		}
 		all = append(all, Candidate{Algorithm: a})

@@ -3,11 +3,9 @@ package choice
 import (
 	"bytes"
 	"errors"
-	"flag"
 	"fmt"
 	"math"
 	"math/big"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,27 +14,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/plan"
 )
-
-var seed = flag.Uint64("seed", 0, "seed of random tables; 0 takes one from the clock")
-
-func newRand(t *testing.T) *rand.Rand {
-	n := *seed
-	if n == 0 {
-		n = uint64(time.Now().UnixNano())
-	}
-	t.Logf("repeat with -seed %d", n)
-	return rand.New(rand.NewPCG(n, 0))
-}
 
 const head = "c10d-table 1\ncommand c10d bench\nmachine one\n"
 
 func parse(t *testing.T, rows string) *Table {
 	t.Helper()
-	table, err := Parse(strings.NewReader(head + rows))
-	require.NoError(t, err)
-	return table
+	return must.Get(Parse(strings.NewReader(head + rows)))
 }
 
 const measured = `
@@ -50,8 +36,8 @@ all_reduce tcp 8 1 1000 recursive-doubling 50
 all_reduce tcp 8 1 1000 two-step 20
 all_reduce -   4 4 1000 ring 7
 all_reduce -   8 4 1000 ring 9
-all_reduce -   8 4 1000 hierarchical-two-step 8
-all_reduce -   8 2 1000 hierarchical-two-step 10
+all_reduce -   8 4 1000 halving-doubling 8
+all_reduce -   8 2 1000 halving-doubling 10
 all_reduce -   8 2 1000 ring 9.5
 all_gather tcp 4 1 1000 bruck 5
 all_gather tcp 4 1 1000 ring 4
@@ -85,7 +71,7 @@ func TestChoose(t *testing.T) {
 		"flat":             {tcp(Query{Bytes: 1000, Ranks: 4, Hosts: 4}), "ring", 7 * time.Microsecond, "nothing was measured over tcp"},
 		"hosts unknown":    {tcp(Query{Bytes: 1000, Ranks: 4}), "ring", 7 * time.Microsecond, "4 ranks: ring"},
 		"any wire":         {tcp(Query{Bytes: 1000, Ranks: 4, Hosts: 1, Wire: "-"}), "ring", 7 * time.Microsecond, "nothing was measured on one host"},
-		"grid":             {tcp(Query{Bytes: 1000, Ranks: 8, Hosts: 4}), "hierarchical-two-step", 8 * time.Microsecond, ""},
+		"grid":             {tcp(Query{Bytes: 1000, Ranks: 8, Hosts: 4}), "halving-doubling", 8 * time.Microsecond, ""},
 		"grid, nearer":     {tcp(Query{Bytes: 1000, Ranks: 16, Hosts: 4}), "ring", 9500 * time.Nanosecond, "as measured with 8 ranks"},
 		"another op":       {Query{Op: plan.OpAllGather, Wire: "tcp", Bytes: 1000, Ranks: 4, Hosts: 1, RankOrder: true}, "ring", 4 * time.Microsecond, ""},
 		"nothing":          {Query{Op: plan.OpBarrier, Ranks: 4}, "dissemination", 0, "is the rule"},
@@ -109,7 +95,7 @@ func TestChoose(t *testing.T) {
 // TestChooseAgrees: what random tables choose does not depend on the order of their rows, and it
 // serves.
 func TestChooseAgrees(t *testing.T) {
-	rng := newRand(t)
+	rng := must.Rand(t)
 	for range 200 {
 		var rows []Row
 		seen := make(map[Row]bool)
@@ -127,11 +113,9 @@ func TestChooseAgrees(t *testing.T) {
 				rows = append(rows, r)
 			}
 		}
-		a, err := NewTable("c", "m", rows)
-		require.NoError(t, err)
+		a := must.Get(NewTable("c", "m", rows))
 		rng.Shuffle(len(rows), func(i, j int) { rows[i], rows[j] = rows[j], rows[i] })
-		b, err := NewTable("other", "another", rows)
-		require.NoError(t, err)
+		b := must.Get(NewTable("other", "another", rows))
 		require.Equal(t, a.Fingerprint(), b.Fingerprint())
 		for range 50 {
 			q := Query{
@@ -149,8 +133,7 @@ func TestChooseAgrees(t *testing.T) {
 
 // TestRules proves that there is something to do where nothing was measured.
 func TestRules(t *testing.T) {
-	empty, err := NewTable("c", "m", nil)
-	require.NoError(t, err)
+	empty := must.Get(NewTable("c", "m", nil))
 	for _, op := range plan.Ops() {
 		for _, bytes := range []int64{0, short, short + 1} {
 			for _, q := range []Query{{}, {RankOrder: true}} {
@@ -165,7 +148,7 @@ func TestRules(t *testing.T) {
 
 // TestLine holds the integer arithmetic against rational numbers.
 func TestLine(t *testing.T) {
-	rng := newRand(t)
+	rng := must.Rand(t)
 	for range 20000 {
 		x0, x1 := rng.Int64N(1<<40), rng.Int64N(1<<40)
 		if x0 > x1 {
@@ -191,15 +174,13 @@ func TestText(t *testing.T) {
 	require.Equal(t, "c10d bench", table.Command())
 	require.Equal(t, "one", table.Machine())
 	var text bytes.Buffer
-	n, err := table.WriteTo(&text)
-	require.NoError(t, err)
+	n := must.Get(table.WriteTo(&text))
 	require.EqualValues(t, text.Len(), n)
 	require.Contains(t, text.String(), "\n# op wire ranks hosts bytes algorithm time_us\n")
 	require.Contains(t, text.String(), "\nall_reduce tcp 4 1 3000 ring:512 23.5\n")
 	file := filepath.Join(t.TempDir(), "my.table")
 	require.NoError(t, os.WriteFile(file, text.Bytes(), 0o644))
-	back, err := Load(file)
-	require.NoError(t, err)
+	back := must.Get(Load(file))
 	require.Equal(t, table, back)
 	require.Len(t, back.Rows(), 14)
 	require.Len(t, back.Fingerprint(), 32)
@@ -237,16 +218,13 @@ func TestParseErrors(t *testing.T) {
 	} {
 		_, err := Parse(strings.NewReader(text))
 		require.ErrorContains(t, err, "choice: "+want, "%.80q", text)
-		var parse *ParseError
-		require.ErrorAs(t, err, &parse)
+		parse := must.As[*ParseError](t, err)
 		require.Equal(t, parse.Err, errors.Unwrap(err))
 	}
-	_, err := Load(filepath.Join(t.TempDir(), "none"))
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, must.Err(Load(filepath.Join(t.TempDir(), "none"))), os.ErrNotExist)
 	file := filepath.Join(t.TempDir(), "bad.table")
 	require.NoError(t, os.WriteFile(file, []byte("x"), 0o644))
-	_, err = Load(file)
-	require.ErrorContains(t, err, "choice: "+file+": choice: line 1: ")
+	require.ErrorContains(t, must.Err(Load(file)), "choice: "+file+": choice: line 1: ")
 }
 
 func TestNewTableErrors(t *testing.T) {
@@ -260,19 +238,14 @@ func TestNewTableErrors(t *testing.T) {
 	} {
 		r := good
 		edit(&r)
-		_, err := NewTable("c", "m", []Row{r})
-		require.ErrorContains(t, err, "choice: "+want)
+		require.ErrorContains(t, must.Err(NewTable("c", "m", []Row{r})), "choice: "+want)
 	}
 	_, err := NewTable("c", "m", []Row{good, good})
 	require.ErrorContains(t, err, "choice: two rows of all_reduce - 2 1 0 ring 0.001")
-	_, err = NewTable("", "m", nil)
-	require.ErrorContains(t, err, "want a line each")
-	_, err = NewTable("c", "m\n", []Row{good})
-	require.NoError(t, err, "a line's end is no part of it")
-	_, err = NewTable("c", "m\nn", nil)
-	require.ErrorContains(t, err, "want a line each")
-	_, err = NewTable("c", "m", make([]Row, maxRows+1))
-	require.ErrorContains(t, err, "want at most")
+	require.ErrorContains(t, must.Err(NewTable("", "m", nil)), "want a line each")
+	require.NoError(t, must.Err(NewTable("c", "m\n", []Row{good})), "a line's end is no part of it")
+	require.ErrorContains(t, must.Err(NewTable("c", "m\nn", nil)), "want a line each")
+	require.ErrorContains(t, must.Err(NewTable("c", "m", make([]Row, maxRows+1))), "want at most")
 }
 
 // TestDefault proves that the table in the program serves every collective of several
@@ -294,16 +267,14 @@ func TestDefault(t *testing.T) {
 }
 
 func TestCandidates(t *testing.T) {
-	names := func(op plan.Op, bytes int64, ranks, hosts int) string {
-		return fmt.Sprint(Candidates(op, bytes, ranks, hosts))
+	names := func(op plan.Op, bytes int64) string {
+		return fmt.Sprint(Candidates(op, bytes))
 	}
-	require.Equal(t, "[binomial halving-gather direct]", names(plan.OpReduce, 1000, 8, 8))
-	require.Equal(t, "[binomial halving-gather direct]", names(plan.OpReduce, 1000, 8, 2))
-	all := names(plan.OpAllReduce, 1<<20, 8, 1)
+	require.Equal(t, "[binomial halving-gather direct]", names(plan.OpReduce, 1000))
+	all := names(plan.OpAllReduce, 1<<20)
 	for _, want := range []string{"ring ", "ring:16384 ", "ring:262144 ", "two-step ", "chain:65536 "} {
 		require.Contains(t, all, want)
 	}
-	require.NotContains(t, all, "hierarchical")
 	require.NotContains(t, all, "gloo")
 	require.NotContains(t, all, "direct")
 	require.NotContains(t, all, "1048576")
@@ -320,18 +291,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		var out bytes.Buffer
-		_, err = table.WriteTo(&out)
-		require.NoError(t, err)
-		back, err := Parse(&out)
-		require.NoError(t, err)
-		require.Equal(t, table.Fingerprint(), back.Fingerprint())
+		must.Get(table.WriteTo(&out))
+		require.Equal(t, table.Fingerprint(), must.Get(Parse(&out)).Fingerprint())
 		require.NotNil(t, table.Choose(Query{Op: plan.OpAllReduce, Bytes: 1 << 50, Ranks: 3}).Algorithm)
 	})
-}
-
-func BenchmarkChoose(b *testing.B) {
-	q := Query{Op: plan.OpAllReduce, Bytes: 123456, Ranks: 12, Hosts: 12}
-	for b.Loop() {
-		Default().Choose(q)
-	}
 }

@@ -2,7 +2,7 @@
 // measurements.
 //
 //	c := choice.Default().Choose(choice.Query{Op: plan.OpAllReduce, Bytes: 1 << 20, Ranks: 8, Hosts: 2})
-//	p := c.Algorithm.Plan(plan.Call{Rank: rank, Size: 8, Bytes: 1 << 20, Elem: 4, Chunk: c.Chunk, Layout: layout})
+//	p := c.Algorithm.Plan(plan.Call{Rank: rank, Size: 8, Bytes: 1 << 20, Elem: 4, Chunk: c.Chunk})
 //	fmt.Println(c.Why)
 //
 // # Tables
@@ -21,8 +21,7 @@
 //
 // The wire is that of the measurement; - is any. Bytes are [plan.Call]'s: of the buffer, or of
 // one rank's block. An algorithm that cuts messages may have its chunk behind a colon. "c10d
-// bench -tune" measures a table; "tools simulate -table" makes one of a modelled network. The
-// default table has simulated rows, and measured ones for TCP within a host. Operations with one
+// bench -tune" measures a table. The default table has rows of a modelled network, and measured ones for TCP within a host. Operations with one
 // algorithm, all_to_all and barrier, need no rows.
 //
 // # Catalogs
@@ -34,8 +33,7 @@
 //
 // Groups have one of three shapes: all ranks on one host, one rank on each host, or anything
 // else. Only measurements of the group's shape and wire count. If there are none, those of any
-// wire count, and then those of another shape. Hierarchical algorithms need several hosts with
-// several ranks each.
+// wire count, and then those of another shape.
 //
 // For each algorithm, the time is interpolated linearly between the measured numbers of ranks
 // next below and above, and between the lengths next below and above. Below the shortest length

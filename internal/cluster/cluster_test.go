@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/cluster"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/plan"
 )
 
@@ -226,8 +227,7 @@ func drawExample(rng *rand.Rand, l *cluster.Layout, op plan.Op, combine func(dst
 func (x *example) run(t *testing.T, l *cluster.Layout, combine func(dst, src []byte), rng *rand.Rand) *group {
 	var plans []*cluster.Plan
 	for _, c := range x.calls {
-		p, err := l.Plan(c)
-		require.NoError(t, err)
+		p := must.Get(l.Plan(c))
 		plans = append(plans, p)
 	}
 	return x.runPlans(t, l, plans, combine, rng)
@@ -290,8 +290,7 @@ func TestF22Clusters(t *testing.T) {
 // TestF23Plans runs the plans of every collective, operator and number of chunks for clusters drawn
 // at random. The results are the collective's, and the inputs stay as they are.
 func TestF23Plans(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := must.Seed(t)
 	for name, combine := range operators {
 		for op := plan.OpAllReduce; op <= plan.OpBarrier; op++ {
 			if name != "sum" && !op.Reduces() {
@@ -439,8 +438,7 @@ func TestF25NoNeutralElements(t *testing.T) {
 func TestF26Overlap(t *testing.T) {
 	l := cluster.New([]int{0, 0, 1, 1, 2, 2}, nil)
 	const chunks = 16
-	p, err := l.Plan(cluster.Call{Op: plan.OpAllReduce, Bytes: 1 << 20, Elem: 4, Chunk: 1 << 20 / chunks})
-	require.NoError(t, err)
+	p := must.Get(l.Plan(cluster.Call{Op: plan.OpAllReduce, Bytes: 1 << 20, Elem: 4, Chunk: 1 << 20 / chunks}))
 	const stage = 1000.0 / chunks // of one chunk
 	sequential, now, link := 0.0, 0.0, 0.0
 	ends := map[int]float64{} // when the network has done a chunk
@@ -479,8 +477,7 @@ func TestF26EndsInOrder(t *testing.T) {
 		for _, op := range []plan.Op{plan.OpAllReduce, plan.OpReduce, plan.OpBroadcast, plan.OpReduceScatter, plan.OpAllGather} {
 			for _, c := range drawExample(rng, l, op, operators["sum"]).calls {
 				c.Apart = true
-				p, err := l.Plan(c)
-				require.NoError(t, err)
+				p := must.Get(l.Plan(c))
 				var begin, end []int
 				for _, s := range p.Steps {
 					switch {
@@ -512,8 +509,7 @@ func TestF27Cache(t *testing.T) {
 	}
 	plans := make([]*cluster.Plan, len(calls))
 	for i, c := range calls {
-		p, err := l.Plan(c)
-		require.NoError(t, err)
+		p := must.Get(l.Plan(c))
 		plans[i] = p
 	}
 	var wg sync.WaitGroup
@@ -530,11 +526,7 @@ func TestF27Cache(t *testing.T) {
 	}
 	wg.Wait()
 	require.EqualValues(t, len(calls), cache.Solved())
-	p, err := cache.Plan(calls[0])
-	require.NoError(t, err)
-	again, err := cache.Plan(calls[0])
-	require.NoError(t, err)
-	require.Same(t, p, again)
+	require.Same(t, must.Get(cache.Plan(calls[0])), must.Get(cache.Plan(calls[0])))
 }
 
 // TestF28Files: a plan comes out of a file as it went in, and works. A damaged file is an error.
@@ -545,8 +537,7 @@ func TestF28Files(t *testing.T) {
 		x := drawExample(rng, l, op, operators["sum"])
 		var plans []*cluster.Plan
 		for _, c := range x.calls {
-			p, err := l.Plan(c)
-			require.NoError(t, err)
+			p := must.Get(l.Plan(c))
 			var file bytes.Buffer
 			require.NoError(t, l.Export(&file, p))
 			text := slices.Clone(file.Bytes())
@@ -564,8 +555,7 @@ func TestF28Files(t *testing.T) {
 				default:
 					damaged = slices.Insert(damaged, i, 'x')
 				}
-				_, err := l.Import(bytes.NewReader(damaged))
-				require.Error(t, err)
+				require.Error(t, must.Err(l.Import(bytes.NewReader(damaged))))
 			}
 		}
 		x.runPlans(t, l, plans, operators["sum"], rng)
@@ -584,46 +574,33 @@ func TestF28Directory(t *testing.T) {
 	l := cluster.New([]int{0, 0, 1, 1, 1}, nil)
 	call := cluster.Call{Op: plan.OpAllReduce, Rank: 3, Bytes: 4000, Elem: 4, Chunk: 1000}
 	first, second := cluster.NewCache(l, dir), cluster.NewCache(l, dir)
-	p, err := first.Plan(call)
-	require.NoError(t, err)
-	q, err := second.Plan(call)
-	require.NoError(t, err)
-	require.Equal(t, p.String(), q.String())
+	p := must.Get(first.Plan(call))
+	require.Equal(t, p.String(), must.Get(second.Plan(call)).String())
 	require.EqualValues(t, 1, first.Solved())
 	require.Zero(t, second.Solved(), "it is in a file")
-	files, err := filepath.Glob(filepath.Join(dir, "*"))
-	require.NoError(t, err)
+	files := must.Get(filepath.Glob(filepath.Join(dir, "*")))
 	require.Len(t, files, 1)
 	require.Regexp(t, `/all_reduce-4000-rank3-[0-9a-f]{12}\.plan$`, files[0])
 
 	// The plans of other clusters and other calls have other names.
-	_, err = cluster.NewCache(cluster.New([]int{0, 0, 0, 1, 1}, nil), dir).Plan(call)
-	require.NoError(t, err)
+	must.Get(cluster.NewCache(cluster.New([]int{0, 0, 0, 1, 1}, nil), dir).Plan(call))
 	other := call
 	other.Chunk = 2000
-	_, err = second.Plan(other)
-	require.NoError(t, err)
+	must.Get(second.Plan(other))
 	require.EqualValues(t, 1, second.Solved())
 
-	text, err := os.ReadFile(files[0])
-	require.NoError(t, err)
-	any, err := (*cluster.Layout)(nil).Import(bytes.NewReader(text))
-	require.NoError(t, err)
-	require.Equal(t, p.String(), any.String())
+	text := must.Get(os.ReadFile(files[0]))
+	require.Equal(t, p.String(), must.Get(l.Import(bytes.NewReader(text))).String())
 	text[20] ^= 1
 	require.NoError(t, os.WriteFile(files[0], text, 0o644))
-	_, err = cluster.NewCache(l, dir).Plan(call)
-	require.ErrorContains(t, err, files[0]+": cluster: the plan is damaged")
+	require.ErrorContains(t, must.Err(cluster.NewCache(l, dir).Plan(call)), files[0]+": cluster: the plan is damaged")
 	require.NoError(t, os.Remove(files[0]))
 	all, err := filepath.Glob(filepath.Join(dir, "*"))
 	require.NoError(t, err)
-	text, err = os.ReadFile(all[0])
-	require.NoError(t, err)
+	text = must.Get(os.ReadFile(all[0]))
 	require.NoError(t, os.WriteFile(files[0], text, 0o644))
-	_, err = cluster.NewCache(l, dir).Plan(call)
-	require.ErrorContains(t, err, files[0])
-	_, err = cluster.NewCache(l, filepath.Join(dir, "missing")).Plan(call)
-	require.ErrorContains(t, err, "cluster: plan: ")
+	require.ErrorContains(t, must.Err(cluster.NewCache(l, dir).Plan(call)), files[0])
+	require.ErrorContains(t, must.Err(cluster.NewCache(l, filepath.Join(dir, "missing")).Plan(call)), "cluster: plan: ")
 }
 
 // TestF30Refused has calls for which there is no plan.
@@ -644,7 +621,6 @@ func TestF30Refused(t *testing.T) {
 		"lengths [1 -1 1] in a group of 3":   {Op: plan.OpAllToAll, Send: [][]int64{{1, -1, 1}, {1, 1, 1}}, Recv: [][]int64{{1, 1, 1}, {1, 1, 1}}},
 		"broadcast takes no lengths by pair": {Op: plan.OpBroadcast, Send: [][]int64{{}}},
 	} {
-		_, err := l.Plan(c)
-		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, must.Err(l.Plan(c)), want)
 	}
 }

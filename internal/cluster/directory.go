@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/c10d-go/c10d/internal/ownfile"
@@ -53,16 +52,9 @@ func (c *Cache) name(k key) string {
 
 // write writes a file that nobody sees before it is whole.
 func (c *Cache) write(file string, p *Plan) error {
-	f, err := os.CreateTemp(c.dir, "new")
-	if err != nil {
+	var text bytes.Buffer
+	if err := c.l.Export(&text, p); err != nil {
 		return err
 	}
-	err = errors.Join(c.l.Export(f, p), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), file)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-	return err
+	return ownfile.Replace(file, text.Bytes())
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/cluster"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/plan"
 )
 
@@ -18,8 +19,7 @@ import (
 func TestPlanFifo(t *testing.T) {
 	dir, l := t.TempDir(), cluster.New([]int{0, 0, 1}, nil)
 	call := cluster.Call{Op: plan.OpAllReduce, Bytes: 4000, Elem: 4, Chunk: 1000}
-	_, err := cluster.NewCache(l, dir).Plan(call)
-	require.NoError(t, err)
+	must.Get(cluster.NewCache(l, dir).Plan(call))
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
 	require.NoError(t, err)
 	require.Len(t, files, 1)

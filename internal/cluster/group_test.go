@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/c10d-go/c10d/internal/cluster"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/plan"
 )
 
@@ -158,7 +159,8 @@ func (g *group) free(m *member, buf plan.Buffer, off, n int64, write bool) error
 }
 
 // inside runs a step of a cluster, at which all its ranks are.
-func (g *group) inside(first *cluster.Step) error {
+func (g *group) inside(first *cluster.Step) (err error) {
+	defer must.Catch(&err)
 	var ms []*member
 	var steps []*cluster.Step
 	for i, r := range first.Ranks {
@@ -171,15 +173,11 @@ func (g *group) inside(first *cluster.Step) error {
 			reads := s.Op == plan.OpReduceScatter || p.From == i
 			writes := s.Op == plan.OpAllGather || p.To == i
 			if reads {
-				if err := g.free(m, s.Src, p.Src, p.Len, false); err != nil {
-					return err
-				}
+				must.Do(g.free(m, s.Src, p.Src, p.Len, false))
 			}
 			if writes {
 				same := s.Src == s.Dst && p.Src == p.Dst && s.Op != plan.OpReduceScatter && p.From == i
-				if err := g.free(m, s.Dst, p.Dst, p.Len, !same); err != nil {
-					return err
-				}
+				must.Do(g.free(m, s.Dst, p.Dst, p.Len, !same))
 			}
 		}
 		ms, steps = append(ms, m), append(steps, s)

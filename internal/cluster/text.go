@@ -93,7 +93,7 @@ func (l *Layout) Export(w io.Writer, p *Plan) error {
 // maxFile bounds what Import reads.
 const maxFile = 64 << 20
 
-// Import reads a plan that Export has written for the same layout; for any, if l is nil.
+// Import reads a plan that Export has written for the same layout.
 func (l *Layout) Import(r io.Reader) (*Plan, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	if err != nil {
@@ -109,12 +109,6 @@ func (l *Layout) Import(r io.Reader) (*Plan, error) {
 	var f file
 	if err := json.Unmarshal(body, &f); err != nil {
 		return nil, fmt.Errorf("cluster: plan: %w", err)
-	}
-	if l == nil {
-		if len(f.Weights) != len(f.Clusters) {
-			return nil, fmt.Errorf("cluster: plan with %d weights for %d ranks", len(f.Weights), len(f.Clusters))
-		}
-		l = New(f.Clusters, f.Weights)
 	}
 	switch {
 	case f.Version != fileVersion:

@@ -2,7 +2,6 @@ package copies_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
@@ -13,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/copies"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 )
 
 // TestBytes compares Bytes and Uncached with the built-in copy, also where source and destination overlap.
@@ -23,20 +24,14 @@ func TestBytes(t *testing.T) {
 }
 
 func testCopy(t *testing.T, f func(dst, src []byte) int) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	g := rand.New(rand.NewPCG(seed, 0))
+	g := must.Rand(t)
 	const room = 300 << 10
 	got := make([]byte, room)
 	for i := range got {
 		got[i] = byte(g.Uint32())
 	}
 	want := slices.Clone(got)
-	rounds := 1000
-	if testing.Short() {
-		rounds = 100
-	}
-	for range rounds {
+	for range testsize.Of(100, 300, 1000) {
 		most := []int{100, 5000, 20_000, room}[g.IntN(4)]
 		dst, src := g.IntN(room), g.IntN(room)
 		if g.IntN(3) == 0 {

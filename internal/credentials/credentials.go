@@ -1,6 +1,6 @@
 // Package credentials reads the files that protect a job's connections, and makes TLS
 // configurations of them. The files are a certificate, its key and the certificates of authorities,
-// or one secret that all processes share, and a token for stores. The programs c10d store and c10d run
+// or one secret that all processes share. The programs c10d store and c10d run
 // have a flag for each file. The latter passes the names to its ranks in environment variables,
 // which pg.Init reads. Only names are passed: environments and command lines are seen by others.
 package credentials
@@ -17,15 +17,14 @@ const (
 	KeyVariable    = "C10D_TLS_KEY"
 	CAVariable     = "C10D_TLS_CA"
 	SecretVariable = "C10D_TLS_SECRET"
-	TokenVariable  = "C10D_TOKEN_FILE"
 )
 
 // Files protect a job. They are names of files. Either Cert, Key and CA or Secret switch TLS on. The
-// zero value means neither TLS nor token.
+// zero value means no TLS.
 //
 // A file that another user could change is refused: files, links and directories above belong to this
 // user or root, and others cannot write to them, except to directories that are sticky as /tmp is.
-// Others than the group cannot read Key, Secret and Token.
+// Others than the group cannot read Key and Secret.
 type Files struct {
 	// Cert is a PEM file with this process's certificate and those between it and the authority. It
 	// must be for use on both sides of a connection, and valid for the address at which other
@@ -43,10 +42,6 @@ type Files struct {
 	// that nobody can guess: "c10d certs -secret FILE" makes one. White space around it is ignored.
 	// Whoever has the file is a member of the job, from any address.
 	Secret string
-
-	// Token is a file with the secret of the job's store, of 16 to 4096 bytes. White space around it
-	// is ignored. Clients prove that they know it. Without TLS it does not encrypt.
-	Token string
 }
 
 // variables returns the names of the variables and the files' names, by variable.
@@ -57,7 +52,7 @@ func (f *Files) variables() []struct {
 	return []struct {
 		name string
 		file *string
-	}{{CertVariable, &f.Cert}, {KeyVariable, &f.Key}, {CAVariable, &f.CA}, {SecretVariable, &f.Secret}, {TokenVariable, &f.Token}}
+	}{{CertVariable, &f.Cert}, {KeyVariable, &f.Key}, {CAVariable, &f.CA}, {SecretVariable, &f.Secret}}
 }
 
 // FromEnv returns the files that the environment names.
@@ -118,20 +113,15 @@ func (f Files) CheckMutual() error {
 //
 // Certificates, key and authorities are read again when a file has changed, for connections that
 // begin later.
-func (f Files) Load() (*tls.Config, Token, error) {
-	if err := f.Check(); err != nil {
-		return nil, "", err
+func (f Files) Load() (*tls.Config, error) {
+	if err := f.Check(); err != nil || !f.TLS() {
+		return nil, err
 	}
-	var c *tls.Config
-	if f.TLS() {
-		s, err := f.source()
-		if err != nil {
-			return nil, "", err
-		}
-		c = s.config()
+	s, err := f.source()
+	if err != nil {
+		return nil, err
 	}
-	token, err := f.token()
-	return c, token, err
+	return s.config(), nil
 }
 
 // Configs returns the configurations of a server, such as one for HTTP, and of its clients. Both are
@@ -149,12 +139,4 @@ func (f Files) Configs() (server, client *tls.Config, err error) {
 	client.GetConfigForClient, client.GetCertificate = nil, nil
 	client.VerifyConnection, client.InsecureSkipVerify = nil, false
 	return s.config(), client, nil
-}
-
-func (f Files) token() (Token, error) {
-	if f.Token == "" {
-		return "", nil
-	}
-	token, err := readSecret(f.Token, "token", minToken)
-	return Token(token), err
 }

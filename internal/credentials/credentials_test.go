@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/credentials"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 const patience = 10 * time.Second
@@ -39,9 +40,7 @@ func secret(t *testing.T) credentials.Files {
 
 func load(t *testing.T, f credentials.Files) *tls.Config {
 	t.Helper()
-	c, _, err := f.Load()
-	require.NoError(t, err)
-	return c
+	return must.Get(f.Load())
 }
 
 // meet has a client connect to a server at 127.0.0.1, and returns what each says of the handshake.
@@ -130,8 +129,7 @@ func TestFilesAreReadAgain(t *testing.T) {
 		require.NoError(t, atServer)
 		require.NoError(t, atClient)
 	}
-	_, err := meet(t, c, c)
-	require.ErrorContains(t, err, "expired")
+	require.ErrorContains(t, must.Err(meet(t, c, c)), "expired")
 	issued(t, dir, time.Hour, "127.0.0.1")
 	good()
 
@@ -141,9 +139,7 @@ func TestFilesAreReadAgain(t *testing.T) {
 	next := t.TempDir()
 	fresh := issued(t, next, time.Hour, "127.0.0.1")
 	for from, to := range map[string]string{fresh.CA: f.CA, fresh.Key: f.Key, fresh.Cert: f.Cert} {
-		text, err := os.ReadFile(from)
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(to, text, 0o600))
+		require.NoError(t, os.WriteFile(to, must.Get(os.ReadFile(from)), 0o600))
 	}
 	good()
 	atServer, _ := meet(t, c, load(t, fresh))
@@ -162,13 +158,11 @@ func TestConfigs(t *testing.T) {
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.StartTLS()
 	defer s.Close()
-	get := func(c *tls.Config) (string, error) {
+	get := func(c *tls.Config) (_ string, err error) {
+		defer must.Catch(&err)
 		t := &http.Transport{TLSClientConfig: c}
 		defer t.CloseIdleConnections()
-		r, err := (&http.Client{Transport: t, Timeout: patience}).Get(s.URL)
-		if err != nil {
-			return "", err
-		}
+		r := must.Get((&http.Client{Transport: t, Timeout: patience}).Get(s.URL))
 		defer r.Body.Close()
 		b, err := io.ReadAll(r.Body)
 		return string(b), err
@@ -178,12 +172,10 @@ func TestConfigs(t *testing.T) {
 	require.Equal(t, "rank0", who)
 	stranger := client.Clone()
 	stranger.GetClientCertificate = nil
-	_, err = get(stranger)
-	require.ErrorContains(t, err, "certificate required")
+	require.ErrorContains(t, must.Err(get(stranger)), "certificate required")
 	_, other, err := secret(t).Configs()
 	require.NoError(t, err)
-	_, err = get(other)
-	require.Error(t, err)
+	require.Error(t, must.Err(get(other)))
 
 	server, client, err = credentials.Files{}.Configs()
 	require.NoError(t, err)
@@ -208,28 +200,27 @@ func TestSecretFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "s")
 			require.NoError(t, os.WriteFile(path, []byte(c.text), c.mode))
-			for want, f := range map[*string]credentials.Files{&c.secret: {Secret: path}, &c.token: {Token: path}} {
-				_, token, err := f.Load()
-				if *want == "" {
+			_, badSecret := credentials.Files{Secret: path}.Load()
+			token, badToken := credentials.LoadToken(path)
+			require.True(t, badToken != nil || string(token) == strings.TrimSpace(c.text))
+			for err, want := range map[error]string{badSecret: c.secret, badToken: c.token} {
+				if want == "" {
 					require.NoError(t, err)
-					require.True(t, f.Token == "" || string(token) == strings.TrimSpace(c.text))
 					continue
 				}
 				require.ErrorContains(t, err, path)
-				require.ErrorContains(t, err, *want)
+				require.ErrorContains(t, err, want)
 				require.NotContains(t, err.Error(), "hunter2")
 			}
 		})
 	}
 	f := secret(t)
-	info, err := os.Stat(f.Secret)
-	require.NoError(t, err)
-	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	require.Equal(t, os.FileMode(0o600), must.Get(os.Stat(f.Secret)).Mode().Perm())
 	require.Error(t, credentials.WriteSecret(f.Secret), "it exists")
-	_, token, err := credentials.Files{Token: f.Secret}.Load()
+	token, err := credentials.LoadToken(f.Secret)
 	require.NoError(t, err, "it serves as a token")
 	require.NoError(t, credentials.CheckToken(token))
-	_, _, err = credentials.Files{Secret: f.Secret, CA: "ca.pem"}.Load()
+	_, err = credentials.Files{Secret: f.Secret, CA: "ca.pem"}.Load()
 	require.ErrorContains(t, err, "give either -tls-secret")
 }
 
@@ -248,16 +239,13 @@ func TestNoLongerThanTheAuthority(t *testing.T) {
 func TestRenewalFails(t *testing.T) {
 	dir := t.TempDir()
 	f := issued(t, dir, time.Hour, "127.0.0.1")
-	before, err := os.ReadFile(f.Cert)
-	require.NoError(t, err)
+	before := must.Get(os.ReadFile(f.Cert))
 	require.NoError(t, os.Remove(f.Key))
 	require.NoError(t, os.MkdirAll(f.Key+"/occupied", 0o700))
 	a, _, err := credentials.OpenAuthority(dir)
 	require.NoError(t, err)
 	require.Error(t, a.Issue(dir, "rank0", []string{"127.0.0.1"}, time.Now().Add(2*time.Hour)))
-	after, err := os.ReadFile(f.Cert)
-	require.NoError(t, err)
-	require.Equal(t, before, after)
+	require.Equal(t, before, must.Get(os.ReadFile(f.Cert)))
 }
 
 // A directory keeps its authority, and its keys are for this user only.
@@ -271,13 +259,9 @@ func TestAuthority(t *testing.T) {
 	_, made, err = credentials.OpenAuthority(dir)
 	require.NoError(t, err)
 	require.False(t, made)
-	after, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
-	require.NoError(t, err)
-	require.Equal(t, before, after)
+	require.Equal(t, before, must.Get(os.ReadFile(filepath.Join(dir, "ca.pem"))))
 	for name, mode := range map[string]os.FileMode{"ca-key.pem": 0o600, "ca.pem": 0o644} {
-		info, err := os.Stat(filepath.Join(dir, name))
-		require.NoError(t, err)
-		require.Equal(t, mode, info.Mode().Perm())
+		require.Equal(t, mode, must.Get(os.Stat(filepath.Join(dir, name))).Mode().Perm())
 	}
 }
 
@@ -329,9 +313,7 @@ func TestForeignDirectory(t *testing.T) {
 			_, _, err = credentials.OpenAuthority(filepath.Join(dir, "further"))
 			require.ErrorContains(t, err, want)
 			require.ErrorContains(t, credentials.WriteSecret(filepath.Join(dir, "secret")), want)
-			files, err := os.ReadDir(dir)
-			require.NoError(t, err)
-			require.Empty(t, files)
+			require.Empty(t, must.Get(os.ReadDir(dir)))
 		})
 	}
 }
@@ -343,29 +325,25 @@ func TestForeignFiles(t *testing.T) {
 	}
 	dir := t.TempDir()
 	all := issued(t, dir, time.Hour, "127.0.0.1")
-	all.Token = secret(t).Secret
 	load(t, all)
-	for name, path := range map[string]string{"cert": all.Cert, "key": all.Key, "CA": all.CA, "token": all.Token} {
+	for name, path := range map[string]string{"cert": all.Cert, "key": all.Key, "CA": all.CA} {
 		t.Run(name, func(t *testing.T) {
 			info, err := os.Stat(path)
 			require.NoError(t, err)
 			defer os.Chmod(path, info.Mode())
 			require.NoError(t, os.Chmod(path, info.Mode()|0o002))
-			_, _, err = all.Load()
-			require.ErrorContains(t, err, path+" can be ")
+			require.ErrorContains(t, must.Err(all.Load()), path+" can be ")
 			require.NoError(t, os.Chmod(path, info.Mode()))
 			foreign(t, path)
 			defer os.Chown(path, 0, -1)
-			_, _, err = all.Load()
-			require.ErrorContains(t, err, path+" belongs to another user (uid 4242)")
-			_, _, err = credentials.Files{Secret: path}.Load()
-			require.ErrorContains(t, err, path)
+			require.ErrorContains(t, must.Err(all.Load()), path+" belongs to another user (uid 4242)")
+			require.ErrorContains(t, must.Err(credentials.Files{Secret: path}.Load()), path)
 		})
 	}
 	load(t, all)
 	t.Run("directory", func(t *testing.T) {
 		foreign(t, dir)
-		_, _, err := all.Load()
+		_, err := all.Load()
 		require.ErrorContains(t, err, dir+" belongs to another user (uid 4242)")
 		_, _, err = all.Configs()
 		require.ErrorContains(t, err, dir+" belongs to another user (uid 4242)")
@@ -385,8 +363,7 @@ func TestForeignAuthorityLater(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.Chmod(f.CA, 0o666))
 	require.NoError(t, os.WriteFile(f.CA, text, 0o666))
-	_, err = meet(t, c, load(t, stranger))
-	require.Error(t, err)
+	require.Error(t, must.Err(meet(t, c, load(t, stranger))))
 	atServer, atClient := meet(t, c, c)
 	require.NoError(t, atServer)
 	require.NoError(t, atClient)
@@ -444,8 +421,7 @@ func TestClientHello(t *testing.T) {
 func TestStartBetweenTwoFiles(t *testing.T) {
 	dir := t.TempDir()
 	f := issued(t, dir, time.Hour, "127.0.0.1")
-	old, err := os.ReadFile(f.Cert)
-	require.NoError(t, err)
+	old := must.Get(os.ReadFile(f.Cert))
 	was, err := os.Stat(f.Cert)
 	require.NoError(t, err)
 	issued(t, dir, time.Hour, "127.0.0.1")
@@ -459,6 +435,5 @@ func TestStartBetweenTwoFiles(t *testing.T) {
 	// Somebody else's certificate in its place is an error.
 	later := time.Now().Add(time.Hour)
 	require.NoError(t, os.Chtimes(f.Cert, later, later))
-	_, _, err = f.Load()
-	require.ErrorContains(t, err, "private key does not match public key")
+	require.ErrorContains(t, must.Err(f.Load()), "private key does not match public key")
 }

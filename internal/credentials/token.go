@@ -6,9 +6,18 @@ import (
 	"log/slog"
 )
 
-// Token is a secret that is not shown: fmt, slog and encoding/json write "[hidden]" in its place, and
+// Token is the secret of a debug page. It is not shown: fmt, slog and encoding/json write "[hidden]" in its place, and
 // nothing for an empty one. Convert it to a string to use it.
 type Token string
+
+// LoadToken reads a token of 16 to 4096 bytes from a file. White space around it is ignored. No file means none.
+func LoadToken(file string) (Token, error) {
+	if file == "" {
+		return "", nil
+	}
+	token, err := readSecret(file, "token", minToken)
+	return Token(token), err
+}
 
 // CheckToken returns an error if a token is too short. An empty one means none.
 func CheckToken(t Token) error {

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/credentials"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestTokenIsHidden: structs with a token can be printed.
@@ -27,9 +28,7 @@ func TestTokenIsHidden(t *testing.T) {
 		}
 	}
 	require.Equal(t, "{}", fmt.Sprintf("%v", options{}))
-	text, err := json.Marshal(o)
-	require.NoError(t, err)
-	require.JSONEq(t, `{"Token": "[hidden]"}`, string(text))
+	require.JSONEq(t, `{"Token": "[hidden]"}`, string(must.Get(json.Marshal(o))))
 	var log bytes.Buffer
 	for _, h := range []slog.Handler{slog.NewTextHandler(&log, nil), slog.NewJSONHandler(&log, nil)} {
 		slog.New(h).Info("made", "token", o.Token, "options", o)

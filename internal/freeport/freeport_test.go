@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestLoopback wants a port where nobody listens and everybody who names it can.
@@ -17,12 +19,9 @@ func TestLoopback(t *testing.T) {
 	host, port, err := net.SplitHostPort(addr)
 	require.NoError(t, err)
 	require.Equal(t, "127.0.0.1", host)
-	_, err = net.Dial("tcp", addr)
-	require.Error(t, err)
+	require.Error(t, must.Err(net.Dial("tcp", addr)))
 	for _, at := range []string{addr, ":" + port, addr} {
-		ln, err := net.Listen("tcp", at)
-		require.NoError(t, err)
-		require.NoError(t, ln.Close())
+		require.NoError(t, must.Get(net.Listen("tcp", at)).Close())
 	}
 }
 
@@ -33,10 +32,8 @@ func TestKept(t *testing.T) {
 	}
 	_, port, err := net.SplitHostPort(Loopback(t))
 	require.NoError(t, err)
-	n, err := net.LookupPort("tcp", port)
-	require.NoError(t, err)
-	sockets, err := os.ReadFile("/proc/net/tcp")
-	require.NoError(t, err)
+	n := must.Get(net.LookupPort("tcp", port))
+	sockets := must.Get(os.ReadFile("/proc/net/tcp"))
 	const ending = "0[456]" // FIN_WAIT1 and 2, TIME_WAIT
 	local := regexp.MustCompile(`(?m)^ *\d+: 0100007F:` + fmt.Sprintf("%04X", n) + ` 0100007F:[0-9A-F]{4} ` + ending + ` `)
 	require.Regexp(t, local, string(sockets))
@@ -51,8 +48,6 @@ func TestNotGivenAway(t *testing.T) {
 		given[addr] = true
 		_, port, err := net.SplitHostPort(addr)
 		require.NoError(t, err)
-		n, err := net.LookupPort("tcp", port)
-		require.NoError(t, err)
-		require.Less(t, n, 1<<15)
+		require.Less(t, must.Get(net.LookupPort("tcp", port)), 1<<15)
 	}
 }

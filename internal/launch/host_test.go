@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestHost: what people write as an address, in the environment of each launcher.
@@ -38,8 +40,7 @@ func TestHost(t *testing.T) {
 		"fe80::1%nosuch":    `X="fe80::1%nosuch": this host has no interface "nosuch"`,
 		"::1::2":            `X="::1::2" is no host name and no IP address`,
 	} {
-		_, err := Host("X", text)
-		require.EqualError(t, err, want)
+		require.EqualError(t, must.Err(Host("X", text)), want)
 	}
 	_, err := Host("-master-addr", "node1:29500")
 	require.EqualError(t, err, `-master-addr="node1:29500" has a port: give the host alone, and the port with -master-port`)
@@ -66,9 +67,7 @@ func TestHost(t *testing.T) {
 		addr, err := e.Address()
 		require.NoError(t, err, name)
 		require.Equal(t, "[::1]:29500", addr, name)
-		_, err = Detect(with("tcp://a:1"))
-		require.ErrorContains(t, err, name+`="tcp://a:1" is a URL`)
-		_, err = Detect(with("a b"))
-		require.ErrorContains(t, err, name+`="a b" is no host name and no IP address`)
+		require.ErrorContains(t, must.Err(Detect(with("tcp://a:1"))), name+`="tcp://a:1" is a URL`)
+		require.ErrorContains(t, must.Err(Detect(with("a b"))), name+`="a b" is no host name and no IP address`)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestRunID states what each launcher calls its job.
@@ -72,13 +74,10 @@ func TestParseRange(t *testing.T) {
 
 func TestEpochFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "epoch.json")
-	_, err := ReadEpoch(path)
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, must.Err(ReadEpoch(path)), os.ErrNotExist)
 	for n := range 2 {
 		e := Epoch{Epoch: n + 1, ID: 3, IDs: []int{0, 3}, Left: []Absent{{1, "it died"}}}
 		require.NoError(t, WriteEpoch(path, e))
-		got, err := ReadEpoch(path)
-		require.NoError(t, err)
-		require.Equal(t, e, got)
+		require.Equal(t, e, must.Get(ReadEpoch(path)))
 	}
 }

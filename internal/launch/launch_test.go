@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // environ turns "A=1 B=2" into a getenv.
@@ -136,9 +138,7 @@ func TestDetect(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			e, err := Detect(environ(c.vars))
-			require.NoError(t, err)
-			require.Equal(t, c.want, e.String())
+			require.Equal(t, c.want, must.Get(Detect(environ(c.vars))).String())
 		})
 	}
 }
@@ -205,8 +205,7 @@ func TestDetectRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := Detect(environ(c.vars))
-			var e *Error
-			require.ErrorAs(t, err, &e)
+			must.As[*Error](t, err)
 			require.Equal(t, c.want, err.Error())
 			require.Equal(t, c.vars == "", errors.Is(err, ErrNone))
 		})
@@ -219,8 +218,7 @@ func TestAddressMissing(t *testing.T) {
 	_, err = e.Address()
 	require.EqualError(t, err, "launch: torchrun/env: environment variables MASTER_ADDR and MASTER_PORT expected, but not set; found RANK=1, WORLD_SIZE=2")
 
-	e, err = Detect(environ("JOB_COMPLETION_INDEX=1 WORLD_SIZE=2 MASTER_PORT=7"))
-	require.NoError(t, err)
+	e = must.Get(Detect(environ("JOB_COMPLETION_INDEX=1 WORLD_SIZE=2 MASTER_PORT=7")))
 	require.Zero(t, e.Port)
 	_, err = e.Address()
 	require.EqualError(t, err, "launch: Kubernetes Indexed Job: environment variable MASTER_ADDR expected, but not set; found JOB_COMPLETION_INDEX=1, WORLD_SIZE=2, MASTER_PORT=7")
@@ -232,8 +230,7 @@ func TestAddressMissing(t *testing.T) {
 		"MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 SLURM_JOB_NODELIST=n1,n2 SLURM_JOB_ID=7":               " MASTER_PORT",
 		"PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 SLURM_JOB_NODELIST=n1,n2 SLURM_JOB_ID=7": " MASTER_PORT",
 	} {
-		e, err = Detect(environ(vars))
-		require.NoError(t, err)
+		e = must.Get(Detect(environ(vars)))
 		_, err = e.Address()
 		require.ErrorContains(t, err, ": environment variable"+missing+" expected, but not set; the launcher tells no name of the job, and two jobs that meet at one port would be mixed up: set MASTER_PORT", vars)
 	}
@@ -254,25 +251,19 @@ func TestParseNodes(t *testing.T) {
 		require.NoError(t, err, list)
 		require.Equal(t, want, strings.Join(hosts, " "), list)
 	}
-	hosts, err := ParseNodes("n[0-65535]")
-	require.NoError(t, err)
-	require.Len(t, hosts, 1<<16)
+	require.Len(t, must.Get(ParseNodes("n[0-65535]")), 1<<16)
 	for _, list := range []string{
 		"", ",", "a,,b", "a,", "n[", "n[]", "n[1", "n]", "n[1-]", "n[-1]", "n[2-1]", "n[1-2-3]", "n[a]", "n[[1]]", "a b", "n[0-65536]", "n[0-4294967295]",
 		"n[0-1000]m[0-1000]", "n[0-65535],m", strings.Repeat("x", maxName+1), "n[" + strings.Repeat("0", 33) + "1]",
 	} {
-		_, err := ParseNodes(list)
-		require.ErrorIs(t, err, ErrNodeList, list)
+		require.ErrorIs(t, must.Err(ParseNodes(list)), ErrNodeList, list)
 	}
 }
 
 func TestParseTasks(t *testing.T) {
-	tasks, err := ParseTasks("4(x2),3")
-	require.NoError(t, err)
-	require.Equal(t, []int{4, 4, 3}, tasks)
+	require.Equal(t, []int{4, 4, 3}, must.Get(ParseTasks("4(x2),3")))
 	for _, list := range []string{"", "4(x0)", "4(x2", "4(2)", "x", "4,", "-1", "1(x65537)", "1(x65536),1", "1(x99999999999)"} {
-		_, err := ParseTasks(list)
-		require.ErrorIs(t, err, ErrNodeList, list)
+		require.ErrorIs(t, must.Err(ParseTasks(list)), ErrNodeList, list)
 	}
 }
 
@@ -322,8 +313,7 @@ func TestListenAddr(t *testing.T) {
 		"node0.example:29500": ":29500",
 		"203.0.113.77:29500":  ":29500", // of documentation: nobody's
 	}
-	addrs, err := net.InterfaceAddrs()
-	require.NoError(t, err)
+	addrs := must.Get(net.InterfaceAddrs())
 	for _, a := range addrs {
 		if n, ok := a.(*net.IPNet); ok {
 			at := net.JoinHostPort(n.IP.String(), "29500")

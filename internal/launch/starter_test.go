@@ -8,12 +8,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestStarter finds hydra's process among a rank's ancestors in a process file system that it writes.
 func TestStarter(t *testing.T) {
-	host, err := os.Hostname()
-	require.NoError(t, err)
+	host := must.Get(os.Hostname())
 	root := t.TempDir()
 	process := func(pid, parent int, name, began string, args ...string) {
 		dir := filepath.Join(root, strconv.Itoa(pid))

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,7 +34,10 @@ const (
 func Decide(ctx context.Context, st store.Store, cfg Config) (View, error) {
 	m := NewMember(cfg)
 	var epoch int
-	err := run(ctx, st, m, func(c Call) error {
+	err := run(ctx, st, m, func(c *Call) error {
+		if m.step == following && cfg.Leaders != nil {
+			c.Limit = cfg.Leaders.left(m.next, m.lead, c.Limit)
+		}
 		if c.Op != Set || m.step != voted || m.next == epoch {
 			return nil
 		}
@@ -53,11 +58,37 @@ func Decide(ctx context.Context, st store.Store, cfg Config) (View, error) {
 	defer cancel()
 	if errors.Is(err, ErrEvicted) || errors.Is(err, ErrTooFew) {
 		store.DropWill(last, st, key)
+		if errors.Is(err, ErrEvicted) {
+			st.Delete(last, key)
+		}
 		return m.view, err
 	}
-	st.CompareSet(last, key, []byte(value), []byte(gone))
+	why := err
+	if cause := context.Cause(ctx); cause != nil {
+		why = cause
+	}
+	st.CompareSet(last, key, []byte(value), []byte(gaveUp+brief(why.Error())))
 	store.DropWill(last, st, key)
+	lead, held := m.Lead()
+	for _, v := range held {
+		st.CompareSet(last, lead, []byte(v), nil) // another member need not wait until this one seems silent
+	}
 	return View{}, fmt.Errorf("membership: member %d, deciding epoch %d: %w", cfg.Self, m.next, err)
+}
+
+// Leaders remembers for how long the leader of a decision has been silent, over several calls of Decide.
+type Leaders struct {
+	epoch int
+	lead  string
+	since time.Time
+}
+
+// left returns what is left of the time that a member waits for a leader.
+func (l *Leaders) left(epoch int, lead string, limit time.Duration) time.Duration {
+	if l.epoch != epoch || l.lead != lead {
+		*l = Leaders{epoch, lead, time.Now()}
+	}
+	return max(limit-time.Since(l.since), time.Millisecond)
 }
 
 // leaveWill makes the store change a vote, or an application, when this process is gone.
@@ -78,12 +109,48 @@ func Stand(ctx context.Context, st store.Store, epoch int, self ID) error {
 	return store.DropWill(ctx, st, voteKey(epoch, self))
 }
 
-// Forget deletes what the decision of a view has left in the store, but for the view. Call it when
-// all members of the view have come.
-func Forget(ctx context.Context, st store.Store, v View, self ID) error {
-	_, err := st.Delete(ctx, voteKey(v.Epoch, self))
-	if self == v.IDs[0] {
-		_, e := st.Delete(ctx, leadKey(v.Epoch))
+// Gone returns nil when a member of a view has died since it voted for the view, as the store knows. It waits until then.
+func Gone(ctx context.Context, st store.Store, v View, id ID) error {
+	values, err := look(ctx, st, []string{voteKey(v.Epoch, id)})
+	for err == nil && values[0] != gone {
+		var b []byte
+		if b, err = st.Get(ctx, voteKey(v.Epoch+1, id)); err == nil && string(b) != gone {
+			<-ctx.Done() // it goes on to the next epoch, and has told why
+			err = ctx.Err()
+		}
+		values[0] = gone
+	}
+	return err
+}
+
+// Forget deletes what the decisions after base, up to that of v, have left in the store, but for the views. left are all that
+// were left out. Call it when all members of v have come.
+func Forget(ctx context.Context, st store.Store, base, v View, left []Absent, self ID) error {
+	var keys []string
+	first := self == v.IDs[0]
+	for e := base.Epoch + 1; e <= v.Epoch; e++ {
+		keys = append(keys, voteKey(e, self))
+		for _, a := range left {
+			if first {
+				keys = append(keys, voteKey(e, a.ID))
+			}
+		}
+		if first {
+			keys = append(keys, leadKey(e))
+		}
+	}
+	came := slices.Clone(base.Pending)
+	for k := base.Joiners; k < v.Joiners; k++ {
+		came = append(came, ID(base.First+k))
+	}
+	for _, id := range came {
+		if first && !slices.Contains(v.Pending, id) {
+			keys = append(keys, joinKey(id))
+		}
+	}
+	var err error
+	for _, key := range keys {
+		_, e := st.Delete(ctx, key)
 		err = errors.Join(err, e)
 	}
 	return err
@@ -102,7 +169,7 @@ func Leave(st store.Store, epoch int, self ID) error {
 // view can have the id.
 func Join(ctx context.Context, st store.Store, first int, known func(ID)) (ID, View, error) {
 	j := NewJoiner(first)
-	err := run(ctx, st, j, func(c Call) error {
+	err := run(ctx, st, j, func(c *Call) error {
 		if c.Op == Set {
 			if known != nil {
 				known(j.id)
@@ -150,14 +217,14 @@ func Pending(ctx context.Context, st store.Store, base View) (int, error) {
 }
 
 // run does the calls of a machine. before is called before each of them.
-func run(ctx context.Context, st store.Store, m Machine, before func(Call) error) error {
+func run(ctx context.Context, st store.Store, m Machine, before func(*Call) error) error {
 	var r Reply
 	for {
 		c := m.Next(r)
 		if c.Op == Done {
 			return nil
 		}
-		err := before(c)
+		err := before(&c)
 		if err == nil {
 			r, err = do(ctx, st, c)
 		}
@@ -177,6 +244,9 @@ func do(ctx context.Context, st store.Store, c Call) (r Reply, err error) {
 	case CompareSet:
 		var b []byte
 		b, err = st.CompareSet(ctx, c.Keys[0], []byte(c.Old), []byte(c.New))
+		if err == nil && c.Old == "" && string(b) == c.New && strings.HasPrefix(c.Keys[0], viewPrefix) {
+			err = st.Set(ctx, c.Keys[0], b) // PyTorch's servers wake nobody for a CompareSet
+		}
 		r.Values = []string{string(b)}
 	case Add:
 		r.Sum, err = st.Add(ctx, c.Keys[0], c.Delta)

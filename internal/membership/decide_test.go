@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 )
@@ -72,11 +73,81 @@ func TestAMemberThatIsLateIsWaitedFor(t *testing.T) {
 func TestAMemberThatNeverComesIsLeftOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, begun := store.NewHash(), time.Now()
-		v, err := Decide(t.Context(), st, Config{Self: 1, Base: First(2)})
-		require.NoError(t, err)
+		v := must.Get(Decide(t.Context(), st, Config{Self: 1, Base: First(2)}))
 		require.Equal(t, []ID{1}, v.IDs)
 		require.Equal(t, []Absent{{0, "it did not come within 1m0s"}}, v.Left)
 		require.Equal(t, DefaultPatience, time.Since(begun))
+	})
+}
+
+// TestAMemberThatDiesAfterItsVoteIsLeftOut: the leader waits for another member meanwhile.
+func TestAMemberThatDiesAfterItsVoteIsLeftOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		require.NoError(t, st.Set(t.Context(), voteKey(1, 1), []byte(encode(vote{}))))
+		time.AfterFunc(5*time.Second, func() { st.Set(t.Context(), voteKey(1, 1), []byte(gone)) }) // its will
+		views, errs := all(t, []ID{0, 2}, func(id ID) (View, error) {
+			time.Sleep(time.Duration(id) * 5 * time.Second)
+			return Decide(t.Context(), st, Config{Self: id, Base: First(3)})
+		})
+		require.NoError(t, errors.Join(errs[0], errs[2]))
+		require.Equal(t, []ID{0, 2}, views[0].IDs)
+	})
+}
+
+// TestALeaderThatGivesUpWithdraws: the next one does not wait until it seems silent.
+func TestALeaderThatGivesUpWithdraws(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, must.Err(Decide(ctx, st, Config{Self: 0, Base: First(3)})), context.DeadlineExceeded)
+		begun := time.Now()
+		views, errs := all(t, []ID{0, 1, 2}, func(id ID) (View, error) {
+			time.Sleep(time.Duration(id) * 10 * time.Millisecond) // member 0 has given up its vote, too
+			return Decide(t.Context(), st, Config{Self: id, Base: First(3)})
+		})
+		require.NoError(t, errors.Join(errs[0], errs[1], errs[2]))
+		require.Equal(t, []ID{0, 1, 2}, views[2].IDs)
+		require.Less(t, time.Since(begun), DefaultBeat)
+	})
+}
+
+// TestShortCallsFollowASilentLeader: each call of a member ends before the leader seems silent, but not all together.
+func TestShortCallsFollowASilentLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		require.NoError(t, st.Set(t.Context(), leadKey(1), []byte("0 20 1"))) // it has stopped, and was not the first
+		var leaders Leaders
+		begun := time.Now()
+		for {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			v, err := Decide(ctx, st, Config{Self: 1, Base: First(2), Suspects: []ID{0}, Leaders: &leaders})
+			cancel()
+			if err == nil {
+				require.Equal(t, []ID{1}, v.IDs)
+				break
+			}
+			require.Less(t, time.Since(begun), 10*time.Second, "%v", err)
+		}
+	})
+}
+
+// TestGone: the vote for the view, or the will for the next one, says that a member has died.
+func TestGone(t *testing.T) {
+	for _, epoch := range []int{1, 2} {
+		synctest.Test(t, func(t *testing.T) {
+			st := store.NewHash()
+			require.NoError(t, st.Set(t.Context(), voteKey(epoch, 5), []byte(gone)))
+			require.NoError(t, Gone(t.Context(), st, View{Epoch: 1}, 5))
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		require.NoError(t, st.Set(t.Context(), voteKey(2, 5), []byte(encode(vote{})))) // it goes on
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.ErrorIs(t, Gone(ctx, st, View{Epoch: 1}, 5), context.DeadlineExceeded)
 	})
 }
 
@@ -131,8 +202,7 @@ func TestMaxLimitsJoiners(t *testing.T) {
 		}
 		synctest.Wait()
 		base := First(2)
-		n, err := Pending(ctx, st, base)
-		require.NoError(t, err)
+		n := must.Get(Pending(ctx, st, base))
 		require.Equal(t, 3, n)
 		views, errs := all(t, base.IDs, func(id ID) (View, error) {
 			return Decide(ctx, st, Config{Self: id, Base: base, Max: 4})
@@ -140,15 +210,13 @@ func TestMaxLimitsJoiners(t *testing.T) {
 		require.NoError(t, errors.Join(errs[0], errs[1]))
 		base = views[0]
 		require.Len(t, base.IDs, 4)
-		n, err = Pending(ctx, st, base)
-		require.NoError(t, err)
+		n = must.Get(Pending(ctx, st, base))
 		require.Equal(t, 1, n)
 		cancel()
 		wg.Wait()
 		require.EqualValues(t, 2, admitted.Load())
 		require.EqualValues(t, 1, refused.Load())
-		n, err = Pending(t.Context(), st, base)
-		require.NoError(t, err)
+		n = must.Get(Pending(t.Context(), st, base))
 		require.Zero(t, n, "one that gave up waits no longer")
 	})
 }
@@ -172,20 +240,178 @@ func TestAMemberThatGivesUpIsNotWaitedFor(t *testing.T) {
 		})
 		require.NoError(t, errors.Join(errs[0], errs[1]))
 		require.Equal(t, []ID{0, 1}, views[0].IDs)
-		require.Equal(t, []Absent{{2, "its process has ended, or it has left"}}, views[0].Left)
+		require.Equal(t, []Absent{{2, "it gave up: the user has had enough"}}, views[0].Left)
 		require.Less(t, time.Since(begun), 5*time.Second, "another takes the lead, and does not wait for member 2")
+	})
+}
+
+// TestABrokenLinkLeavesOutTheSmallerSide: members that cannot connect say so. One report of a pair will do.
+func TestABrokenLinkLeavesOutTheSmallerSide(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		size  int
+		lacks map[ID][]ID
+		want  []ID
+		left  []Absent
+	}{
+		{"two hosts, the larger one without member 0", 5, map[ID][]ID{0: {2, 3, 4}, 1: {2, 3, 4}}, []ID{2, 3, 4}, []Absent{
+			{0, "the link with member 2 is broken, and both reach the store"}, {1, "the link with member 2 is broken, and both reach the store"},
+		}},
+		{"two hosts of the same size", 4, map[ID][]ID{2: {0, 1}, 3: {0, 1}}, []ID{0, 1}, []Absent{
+			{2, "the link with member 0 is broken, and both reach the store"}, {3, "the link with member 0 is broken, and both reach the store"},
+		}},
+		{"both ends report it", 3, map[ID][]ID{0: {1}, 1: {0}}, []ID{0, 2}, []Absent{{1, "the link with member 0 is broken, and both reach the store"}}},
+		{"two links", 4, map[ID][]ID{0: {1}, 3: {2}}, []ID{0, 2}, []Absent{
+			{1, "the link with member 0 is broken, and both reach the store"}, {3, "the link with member 2 is broken, and both reach the store"},
+		}},
+		{"a member that is no member", 2, map[ID][]ID{0: {7, 0}}, []ID{0, 1}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st := store.NewHash()
+				views, errs := all(t, First(c.size).IDs, func(id ID) (View, error) {
+					return Decide(t.Context(), st, Config{Self: id, Base: First(c.size), Lacks: c.lacks[id]})
+				})
+				for id, err := range errs {
+					require.Equal(t, c.want, views[id].IDs)
+					require.Equal(t, c.left, views[id].Left)
+					require.Equal(t, !slices.Contains(c.want, id), errors.Is(err, ErrEvicted), "%v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestABrokenLinkOfTooFewMembers: none of them is evicted, and all learn why.
+func TestABrokenLinkOfTooFewMembers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		_, errs := all(t, First(2).IDs, func(id ID) (View, error) {
+			return Decide(t.Context(), st, Config{Self: id, Base: First(2), Min: 2, Lacks: []ID{1 - id}})
+		})
+		for _, err := range errs {
+			require.ErrorIs(t, err, ErrTooFew)
+			require.ErrorContains(t, err, "member 1: the link with member 0 is broken")
+		}
+	})
+}
+
+// TestAJoinerOfNobody: it learns that all members have ended. One that has given up may call again.
+func TestAJoinerOfNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		v := View{Epoch: 3, First: 2, IDs: []ID{0, 1, 2}, Joiners: 1}
+		must.Get(st.Add(t.Context(), joinersKey, 1))
+		require.NoError(t, st.Set(t.Context(), viewKey(3), []byte(encode(v))))
+		require.NoError(t, st.Set(t.Context(), latestKey, []byte("3")))
+		require.NoError(t, st.Set(t.Context(), voteKey(4, 0), []byte(gone)))
+		require.NoError(t, st.Set(t.Context(), voteKey(3, 1), []byte(gone)), "it has died before it got the view")
+		require.NoError(t, st.Set(t.Context(), voteKey(4, 2), []byte(gaveUp+"no patience")))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, _, err := Join(ctx, st, 2, nil)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotErrorIs(t, err, ErrNoMembers)
+		require.NoError(t, st.Set(t.Context(), voteKey(4, 2), []byte(gone)))
+		begun := time.Now()
+		_, _, err = Join(t.Context(), st, 2, nil)
+		require.ErrorIs(t, err, ErrNoMembers)
+		require.Equal(t, joinerLook, time.Since(begun))
+	})
+}
+
+// TestForget: of dead members, failed epochs and joiners nothing stays but views.
+func TestForget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, base := store.NewHash(), First(3)
+		require.NoError(t, Leave(st, 0, 2))
+		var wg sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		wg.Go(func() { Join(ctx, st, 3, nil) })
+		synctest.Wait()
+		cancel()
+		wg.Wait()
+		wg.Go(func() { Join(t.Context(), st, 3, nil) })
+		synctest.Wait()
+		var left []Absent
+		v := base
+		for _, want := range [][]ID{{0, 1, 4}, {0, 1}} {
+			views, errs := all(t, []ID{0, 1}, func(id ID) (View, error) { return Decide(t.Context(), st, Config{Self: id, Base: v}) })
+			require.NoError(t, errors.Join(errs[0], errs[1]))
+			v = views[0]
+			require.Equal(t, want, v.IDs)
+			left = append(left, v.Left...)
+			wg.Wait()
+			require.NoError(t, Leave(st, 1, 4)) // epoch 1 does not connect
+		}
+		for _, id := range v.IDs {
+			require.NoError(t, Forget(t.Context(), st, base, v, left, id))
+		}
+		keys := must.Get(st.ListKeys(t.Context()))
+		slices.Sort(keys)
+		require.Equal(t, []string{joinersKey, latestKey, viewKey(1), viewKey(2)}, keys)
+	})
+}
+
+// deaf is a store whose CompareSet wakes nobody, as those of PyTorch's servers.
+type deaf struct {
+	*store.Hash
+	mu    sync.Mutex
+	woken map[string]chan struct{}
+}
+
+func (d *deaf) wake(key string) chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.woken[key] == nil {
+		d.woken[key] = make(chan struct{})
+	}
+	return d.woken[key]
+}
+
+func (d *deaf) Set(ctx context.Context, key string, value []byte) error {
+	err := d.Hash.Set(ctx, key, value)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if woken := d.woken[key]; woken != nil {
+		close(woken)
+		delete(d.woken, key)
+	}
+	return err
+}
+
+func (d *deaf) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
+	for _, key := range keys {
+		woken := d.wake(key)
+		if there, err := d.Check(ctx, key); err != nil || there {
+			continue
+		}
+		select {
+		case <-woken:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return d.Hash.MultiGet(ctx, keys)
+}
+
+// TestAViewWakesMembers: also in a store whose CompareSet does not.
+func TestAViewWakesMembers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, begun := &deaf{Hash: store.NewHash(), woken: make(map[string]chan struct{})}, time.Now()
+		_, errs := all(t, First(3).IDs, func(id ID) (View, error) { return Decide(t.Context(), st, Config{Self: id, Base: First(3)}) })
+		require.NoError(t, errors.Join(errs[0], errs[1], errs[2]))
+		require.Zero(t, time.Since(begun))
 	})
 }
 
 // TestWillsVote: where the store notices deaths, nobody waits for a member that has died.
 func TestWillsVote(t *testing.T) {
-	server, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
-	require.NoError(t, err)
+	server := must.Get(tcp.Listen(t.Context(), "127.0.0.1:0"))
 	defer server.Close()
 	stores := make([]store.Store, 3)
 	for i := range stores {
-		stores[i], err = tcp.New(t.Context(), server.Addr().String(), tcp.Options{})
-		require.NoError(t, err)
+		stores[i] = must.Get(tcp.New(t.Context(), server.Addr().String()))
 		defer stores[i].Close()
 	}
 	decide := func(base View, ids ...ID) map[ID]View {
@@ -209,9 +435,7 @@ func TestAMemberThatLeavesIsNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := store.NewHash()
 		require.NoError(t, Leave(st, 0, 1))
-		v, err := Decide(t.Context(), st, Config{Self: 0, Base: First(2)})
-		require.NoError(t, err)
-		require.Equal(t, []ID{0}, v.IDs)
+		require.Equal(t, []ID{0}, must.Get(Decide(t.Context(), st, Config{Self: 0, Base: First(2)})).IDs)
 	})
 }
 
@@ -323,8 +547,7 @@ func TestNoViewFromAStoreThatLosesKeys(t *testing.T) {
 		st := store.NewHash()
 		_, err := Decide(t.Context(), store.Prefix("group", forgetful{st, lost}), Config{Self: 0, Base: First(1)})
 		require.ErrorIs(t, err, lost)
-		v, err := Decide(t.Context(), forgetful{st, nil}, Config{Self: 0, Base: First(1)})
-		require.NoError(t, err)
+		v := must.Get(Decide(t.Context(), forgetful{st, nil}, Config{Self: 0, Base: First(1)}))
 		require.Equal(t, 1, v.Epoch)
 	})
 }

@@ -16,6 +16,7 @@
 //  2. CompareSet on lead/E elects a leader. All others wait for view/E.
 //  3. The leader waits for the votes of the members that nobody suspects, for Config.Patience at
 //     most. For suspects it waits for Config.Settle. A suspect that votes in time stays in.
+//     Of members that vote and cannot connect with each other it leaves some out.
 //  4. The leader takes in joiners, which have written join/ID, as far as Config.Max permits.
 //  5. CompareSet on view/E writes the view. All read it there. A member that it leaves out is
 //     evicted.
@@ -40,13 +41,14 @@
 //     that is silent is replaced. The limit doubles with each leader, so that a slow store does not
 //     replace leaders for ever.
 //   - A view stays in the store, so that a member that comes late finds out that it is evicted.
+//   - A process that waits to join looks at the votes of one member after the other, and ends when all have died or left.
 //
 // model_test.go has a model of the whole: it tries all orders of calls, deaths and timeouts for
 // small groups, and random ones for larger groups.
 //
 // # Cost
 //
-// A member calls the store three times. A leader calls it seven times, three times more if a suspect
+// A member calls the store three times. A leader calls it eight times, three times more if a suspect
 // does not vote, and once more for each joiner. One call reads all votes. BenchmarkDecide counts the
 // calls.
 //

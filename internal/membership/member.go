@@ -21,6 +21,10 @@ type Config struct {
 	Suspects []ID
 	Cause    string
 
+	// Lacks are members that this one could not connect with, in the time for that. If both vote, the link between them is
+	// broken, and one of the two is left out.
+	Lacks []ID
+
 	// Min is the least number of members, 1 if it is less. Max is the number of members up to which
 	// joiners are taken in; 0 means all joiners. The largest Min and the smallest Max of all votes
 	// count.
@@ -32,6 +36,10 @@ type Config struct {
 	// Patience is how long the leader waits for members that nobody suspects, and until there are
 	// Min; 0 means DefaultPatience.
 	Patience time.Duration
+
+	// Leaders, if not nil, is what calls of Decide by one member share. Without it a call whose context ends soon may
+	// never take over from a leader that is silent.
+	Leaders *Leaders
 
 	// Beat is how often a leader shows that it is alive; 0 means DefaultBeat. All members must have
 	// the same.
@@ -53,7 +61,10 @@ const (
 	// silentBeats is how many beats a leader may miss. The number doubles with every new leader, up
 	// to 2^mostDoublings times as many.
 	silentBeats   = 4
-	mostDoublings = 6
+	mostDoublings = 3
+
+	// joinerLook is how often a joiner looks whether there are members: at one of them, with one call.
+	joinerLook = 2 * time.Second
 )
 
 // Op is a kind of call of the store.
@@ -97,11 +108,13 @@ const (
 	voted
 	elected   // CompareSet on lead
 	following // Await of view
+	missing   // Look at votes of the members for which a joiner waits
 	looking   // Look at lead
 	checking  // Look at view, as a new leader
 	gathering // Await of votes
 	beating   // CompareSet on lead, by the leader
 	reading   // Look at votes
+	rereading // Await of votes that are there
 	counting  // Add on joiners
 	admitting // Look at joiners
 	proposing // CompareSet on view
@@ -122,6 +135,7 @@ type Member struct {
 	// A leader's:
 	votes   []ballot      // by place in Base.IDs
 	asked   []int         // places whose votes the call under way reads
+	stale   bool          // the leader has waited since it read the votes that it has
 	limit   time.Duration // of the wait under way
 	waited  time.Duration // in all
 	counted bool          // joiners were counted since the last wait
@@ -138,6 +152,7 @@ type Member struct {
 type ballot struct {
 	vote *vote // nil if there is none
 	gone bool
+	why  string // it is gone; may be empty
 }
 
 // NewMember returns the machine of a member.
@@ -151,9 +166,8 @@ func NewMember(cfg Config) *Member {
 			*d.field = d.usual
 		}
 	}
-	if len(cfg.Cause) > maxCause {
-		cfg.Cause = strings.ToValidUTF8(cfg.Cause[:maxCause], "")
-	}
+	cfg.Cause = brief(cfg.Cause)
+	cfg.Lacks = cfg.Lacks[:min(len(cfg.Lacks), mostLacks)]
 	m := &Member{cfg: cfg}
 	m.begin(cfg.Base)
 	return m
@@ -179,7 +193,7 @@ func (m *Member) Result() (View, error) { return m.view, m.err }
 
 // ownVote is what this member writes.
 func (m *Member) ownVote() *vote {
-	return &vote{Done: m.cfg.Done, Suspects: m.cfg.Suspects, Cause: m.cfg.Cause, Min: m.cfg.Min, Max: m.cfg.Max}
+	return &vote{Done: m.cfg.Done, Suspects: m.cfg.Suspects, Cause: m.cfg.Cause, Lacks: m.cfg.Lacks, Min: m.cfg.Min, Max: m.cfg.Max}
 }
 
 // Vote returns the key of this member's vote and what it writes there.
@@ -223,7 +237,7 @@ func (m *Member) Next(r Reply) Call {
 		if !r.Late {
 			return m.read(r.Values)
 		}
-		m.step, m.counted = beating, false
+		m.step, m.counted, m.stale = beating, false, true
 		m.waited += m.limit
 		m.beat++
 		return Call{Op: CompareSet, Keys: []string{leadKey(m.next)}, Old: m.lead, New: m.mine()}
@@ -237,6 +251,11 @@ func (m *Member) Next(r Reply) Call {
 			return m.weigh()
 		}
 		return Call{Op: Look, Keys: m.voteKeys()}
+	case rereading:
+		if r.Late { // votes were deleted, so there is a view
+			return m.weigh()
+		}
+		return m.read(r.Values)
 	case reading:
 		return m.read(r.Values)
 	case counting:
@@ -244,7 +263,7 @@ func (m *Member) Next(r Reply) Call {
 	case admitting:
 		m.pending, m.here = nil, nil
 		for i, id := range m.unsure {
-			if r.Values[i] != gone {
+			if !hasEnded(r.Values[i]) {
 				m.pending = append(m.pending, id) // without a value it has not written it yet
 			}
 			if r.Values[i] == waiting {
@@ -305,6 +324,30 @@ func (m *Member) absent(filter func(place int) bool) (places []int) {
 	return places
 }
 
+// voted returns the places in the base of the members that have voted.
+func (m *Member) voted() (places []int) {
+	for i, b := range m.votes {
+		if b.vote != nil {
+			places = append(places, i)
+		}
+	}
+	return places
+}
+
+// Lead returns the key with which a leader shows that it is alive, and what it may hold by now. A leader that gives up
+// empties it. It returns no values if this member does not lead.
+func (m *Member) Lead() (key string, values []string) {
+	switch m.step {
+	case elected:
+		values = []string{m.mine()}
+	case checking, gathering, reading, rereading, counting, admitting, proposing:
+		values = []string{m.lead}
+	case beating:
+		values = []string{m.lead, m.mine()}
+	}
+	return leadKey(m.next), values
+}
+
 func (m *Member) voteKeys() []string {
 	keys := make([]string, len(m.asked))
 	for i, place := range m.asked {
@@ -318,8 +361,11 @@ func (m *Member) read(values []string) Call {
 	for i, place := range m.asked {
 		switch v := new(vote); {
 		case values[i] == "":
-		case values[i] == gone, json.Unmarshal([]byte(values[i]), v) != nil:
-			m.votes[place].gone = true
+		case hasEnded(values[i]), json.Unmarshal([]byte(values[i]), v) != nil:
+			m.votes[place] = ballot{gone: true}
+			if strings.HasPrefix(values[i], gaveUp) {
+				m.votes[place].why = strings.TrimPrefix(values[i], gone+": ")
+			}
 		default:
 			m.votes[place].vote = v
 		}
@@ -329,8 +375,8 @@ func (m *Member) read(values []string) Call {
 
 // weigh returns a leader's next step.
 func (m *Member) weigh() Call {
-	suspects, least, room := m.suspects(), m.cfg.Min, m.cfg.Max
-	present := 0
+	suspects, severed, least, room := m.suspects(), m.severed(), m.cfg.Min, m.cfg.Max
+	present := -len(severed)
 	for _, b := range m.votes {
 		if b.vote != nil {
 			present++
@@ -350,6 +396,10 @@ func (m *Member) weigh() Call {
 	case len(suspected) > 0 && m.waited < m.cfg.Settle:
 		return m.gather(suspected, m.cfg.Settle-m.waited)
 	}
+	if m.stale && present > 0 { // a member may have died since it voted
+		m.stale, m.asked, m.step = false, m.voted(), rereading
+		return Call{Op: Await, Keys: m.voteKeys(), Limit: m.cfg.Beat} // one call reads them all
+	}
 	if (room <= 0 || present < room) && !m.counted {
 		m.counted, m.step = true, counting
 		return Call{Op: Add, Keys: []string{joinersKey}}
@@ -362,7 +412,7 @@ func (m *Member) weigh() Call {
 		return m.gather(suspected, m.cfg.Patience-m.waited)
 	}
 	m.step = proposing
-	return Call{Op: CompareSet, Keys: []string{viewKey(m.next)}, New: encode(m.propose(suspects, taken, least))}
+	return Call{Op: CompareSet, Keys: []string{viewKey(m.next)}, New: encode(m.propose(suspects, severed, taken, least))}
 }
 
 // suspects are the members that some vote suspects.
@@ -413,8 +463,44 @@ func (m *Member) count(n int) Call {
 	return Call{Op: Look, Keys: keys}
 }
 
+// severed returns the members that are left out because they cannot connect with others that vote, and why. The member with
+// most broken links goes first, until none is left: of two hosts that do not reach each other the one with fewer members
+// goes, and of two with as many the one without the first member.
+func (m *Member) severed() map[ID]string {
+	lacks := make(map[ID][]ID)
+	for i, b := range m.votes {
+		if b.vote == nil {
+			continue
+		}
+		id := m.cfg.Base.IDs[i]
+		for _, other := range b.vote.Lacks {
+			k := slices.Index(m.cfg.Base.IDs, other)
+			if k >= 0 && k != i && m.votes[k].vote != nil && !slices.Contains(lacks[id], other) {
+				lacks[id], lacks[other] = append(lacks[id], other), append(lacks[other], id)
+			}
+		}
+	}
+	out := make(map[ID]string)
+	for {
+		worst := ID(-1)
+		for _, id := range m.cfg.Base.IDs {
+			if n := len(lacks[id]); n > 0 && (worst < 0 || n >= len(lacks[worst])) {
+				worst = id
+			}
+		}
+		if worst < 0 {
+			return out
+		}
+		out[worst] = fmt.Sprintf("the link with member %d is broken, and both reach the store", slices.Min(lacks[worst]))
+		for _, other := range lacks[worst] {
+			lacks[other] = slices.DeleteFunc(lacks[other], func(id ID) bool { return id == worst })
+		}
+		delete(lacks, worst)
+	}
+}
+
 // propose makes the view.
-func (m *Member) propose(suspects map[ID]bool, taken []ID, least int) View {
+func (m *Member) propose(suspects map[ID]bool, severed map[ID]string, taken []ID, least int) View {
 	base := m.cfg.Base
 	v := View{Epoch: m.next, First: base.First, Joiners: m.joiners, Pending: m.pending}
 	if !m.counted {
@@ -424,7 +510,11 @@ func (m *Member) propose(suspects map[ID]bool, taken []ID, least int) View {
 	for i, id := range base.IDs {
 		b := m.votes[i]
 		if b.vote == nil {
-			v.Left = append(v.Left, Absent{id, m.why(id, b.gone, suspects[id])})
+			v.Left = append(v.Left, Absent{id, m.why(id, b, suspects[id])})
+			continue
+		}
+		if why, out := severed[id]; out {
+			v.Left = append(v.Left, Absent{id, why})
 			continue
 		}
 		v.IDs = append(v.IDs, id)
@@ -436,6 +526,11 @@ func (m *Member) propose(suspects map[ID]bool, taken []ID, least int) View {
 	v.IDs = append(v.IDs, taken...)
 	if len(v.IDs) < least {
 		v.Short = &Short{Present: v.IDs, Need: least}
+		for _, a := range v.Left {
+			if _, here := severed[a.ID]; here {
+				v.Short.Present = append(v.Short.Present, a.ID)
+			}
+		}
 		v.IDs = base.IDs
 		return v
 	}
@@ -444,9 +539,11 @@ func (m *Member) propose(suspects map[ID]bool, taken []ID, least int) View {
 }
 
 // why says why a member is not in the next epoch.
-func (m *Member) why(id ID, gone, suspected bool) string {
+func (m *Member) why(id ID, b ballot, suspected bool) string {
 	switch {
-	case gone:
+	case b.why != "":
+		return b.why
+	case b.gone:
 		return "its process has ended, or it has left"
 	case !suspected:
 		return fmt.Sprintf("it did not come within %v", m.waited)
@@ -491,17 +588,33 @@ func (m *Member) conclude() Call {
 type Joiner struct {
 	first int // members in epoch 0
 	id    ID
-	epoch int // whose view it waits for
+	epoch int  // whose view it waits for
+	base  []ID // the members before
+	dead  int  // so many of them have ended
 	step  step
 	view  View
 	err   error
 }
 
 // NewJoiner returns the machine of a process that joins a group that had first members in epoch 0.
-func NewJoiner(first int) *Joiner { return &Joiner{first: first, id: -1} }
+func NewJoiner(first int) *Joiner { return &Joiner{first: first, id: -1, base: First(first).IDs} }
 
 // Result returns the id and, after the call Done, the first view with this process.
 func (j *Joiner) Result() (ID, View, error) { return j.id, j.view, j.err }
+
+// follow waits for a view.
+func (j *Joiner) follow() Call {
+	j.step = following
+	return Call{Op: Await, Keys: []string{viewKey(j.epoch)}, Limit: joinerLook}
+}
+
+// miss looks whether a member has ended, as its will says: since it voted for the last view, or since it got that. A member
+// that has given up may call again.
+func (j *Joiner) miss() Call {
+	j.step = missing
+	id := j.base[j.dead]
+	return Call{Op: Look, Keys: []string{voteKey(j.epoch, id), voteKey(j.epoch-1, id)}}
+}
 
 // Next implements Machine.
 func (j *Joiner) Next(r Reply) Call {
@@ -520,16 +633,26 @@ func (j *Joiner) Next(r Reply) Call {
 		if j.epoch < 1 {
 			j.epoch = 1
 		}
-		j.step = following
-		return Call{Op: Await, Keys: []string{viewKey(j.epoch)}}
+		return j.follow()
 	case following:
+		if r.Late && j.dead < len(j.base) {
+			return j.miss()
+		}
 		if !r.Late {
 			if j.view, j.err = parseView(r.Values[0], j.epoch); j.err != nil || j.view.Has(j.id) && j.view.Short == nil {
 				break
 			}
-			j.epoch++
+			j.epoch, j.base, j.dead = j.epoch+1, j.view.IDs, 0
 		}
-		return Call{Op: Await, Keys: []string{viewKey(j.epoch)}}
+		return j.follow()
+	case missing:
+		if !slices.Contains(r.Values, gone) {
+			return j.follow()
+		}
+		if j.dead++; j.dead < len(j.base) {
+			return j.miss()
+		}
+		j.err = ErrNoMembers
 	}
 	j.step = ended
 	return Call{}

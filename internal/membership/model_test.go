@@ -29,10 +29,11 @@ type world struct {
 	keys    map[string]string
 	arrived map[int]string // by epoch: one digit or letter for each process that has tried to connect
 	procs   []proc
-	deaths  int  // how many may still happen
-	giveUps int  // how many calls may still give up; their members call again
-	wills   bool // the store knows deaths
-	expired bool // a wait has timed out, or a call has given up
+	deaths  int   // how many may still happen
+	giveUps int   // how many calls may still give up; their members call again
+	wills   bool  // the store knows deaths
+	cut     [2]ID // two members that cannot connect; they are the same if all can
+	expired bool  // a wait has timed out, or a call has given up
 	flaw    flaw
 	wrong   string // an invariant that does not hold
 }
@@ -45,6 +46,8 @@ const (
 	noCompareSet      // the view is written by Set
 	noSettle          // suspects are not waited for
 	noTakeover        // nobody follows a silent leader
+	noLinks           // members do not say with whom they could not connect
+	goneForGood       // joiners take members that gave up for dead
 )
 
 type phase uint8
@@ -110,12 +113,12 @@ func (w *world) hash() [2]uint64 {
 		fmt.Fprintf(&b, "\n%d %d %d %d %d %d %q", p.phase, p.id, p.view.Epoch, p.timeouts, p.retries, p.left, p.got)
 		switch m := p.m.(type) {
 		case *Member:
-			fmt.Fprintf(&b, "M%d %d %d %d %d %v %d %v %v %v %q %v", m.next, m.step, m.attempt, m.beat, m.waited, m.counted, m.joiners, m.unsure, m.pending, m.here, m.lead, m.asked)
+			fmt.Fprintf(&b, "M%d %d %d %d %d %v %v %d %v %v %v %q %v", m.next, m.step, m.attempt, m.beat, m.waited, m.stale, m.counted, m.joiners, m.unsure, m.pending, m.here, m.lead, m.asked)
 			for _, v := range m.votes {
 				fmt.Fprint(&b, v.vote != nil, v.gone)
 			}
 		case *Joiner:
-			fmt.Fprintf(&b, "J%d %d", m.step, m.epoch)
+			fmt.Fprintf(&b, "J%d %d %d", m.step, m.epoch, m.dead)
 		}
 	}
 	s := b.String()
@@ -145,6 +148,9 @@ func (w *world) begin(p *proc, suspects []ID) {
 	} else {
 		cfg := p.cfg
 		cfg.Self, cfg.Base, cfg.Suspects = p.id, p.view, append(slices.Clone(cfg.Suspects), suspects...)
+		if p.phase == connecting && w.severed(p) && w.flaw != noLinks && slices.Contains(w.cut[:], p.id) {
+			cfg.Lacks = slices.DeleteFunc(slices.Clone(w.cut[:]), func(id ID) bool { return id == p.id })
+		}
 		p.cfg.Suspects = nil
 		cfg.Patience = 4 * DefaultBeat
 		m := NewMember(cfg)
@@ -188,6 +194,11 @@ func (w *world) advance(p *proc, r Reply) {
 	}
 	p.phase, p.view = connecting, v
 	w.arrived[v.Epoch] += mark(p.id)
+}
+
+// severed reports whether all members of p's epoch have come, and two of them cannot connect.
+func (w *world) severed(p *proc) bool {
+	return w.cut[0] != w.cut[1] && p.view.Has(w.cut[0]) && p.view.Has(w.cut[1]) && w.came(p)
 }
 
 func mark(id ID) string { return string(rune('A' + int(id))) }
@@ -258,7 +269,7 @@ func (w *world) can(p *proc) bool {
 		return p.call.Op != Await || w.exist(p.call.Keys)
 	case connecting:
 		_, end := w.broken(p)
-		return end || w.met(p)
+		return end || w.came(p)
 	case working:
 		_, end := w.broken(p)
 		return end
@@ -266,7 +277,7 @@ func (w *world) can(p *proc) bool {
 	return false
 }
 
-func (w *world) met(p *proc) bool {
+func (w *world) came(p *proc) bool {
 	return !slices.ContainsFunc(p.view.IDs, func(id ID) bool { return !strings.Contains(w.arrived[p.view.Epoch], mark(id)) })
 }
 
@@ -289,7 +300,14 @@ func (w *world) do(step int) {
 		w.expired = true
 		key, value := p.m.(*Member).Vote()
 		if w.keys[key] == value {
-			w.put(key, gone)
+			w.put(key, gaveUp)
+			if w.flaw == goneForGood {
+				w.put(key, gone)
+			}
+		}
+		lead, held := p.m.(*Member).Lead()
+		if v, there := w.keys[lead]; there && slices.Contains(held, v) {
+			w.put(lead, "")
 		}
 		p.phase, p.m = idle, nil
 		return
@@ -301,13 +319,13 @@ func (w *world) do(step int) {
 		w.call(p)
 	case connecting, working:
 		suspects, end := w.broken(p)
-		if p.phase == connecting && w.met(p) {
+		if p.phase == connecting && w.came(p) && !w.severed(p) {
 			p.phase = working // even if one is dead by now: it did connect
 			delete(w.keys, voteKey(p.view.Epoch, p.id))
 			if p.id == p.view.IDs[0] {
 				delete(w.keys, leadKey(p.view.Epoch))
 			}
-		} else if end {
+		} else if end || w.severed(p) {
 			w.begin(p, suspects)
 		}
 	}
@@ -403,6 +421,9 @@ func (w *world) pass() bool {
 		if m, ok := p.m.(*Member); ok && w.flaw == noTakeover {
 			leads = m.step != following
 		}
+		if isJoiner(p.m) {
+			leads = w.wills && w.extinct() // else it looks for ever
+		}
 		if p.phase == deciding && p.call.Limit > 0 && leads && (next == nil || p.left < next.left) {
 			next = p
 		}
@@ -420,6 +441,20 @@ func (w *world) pass() bool {
 	return true
 }
 
+// alive reports whether a member lives.
+func (w *world) alive() bool {
+	return slices.ContainsFunc(w.procs, func(p proc) bool {
+		return p.phase != dead && p.phase != over && !(p.joiner && (p.phase == idle || isJoiner(p.m)))
+	})
+}
+
+// extinct reports whether all that were members are dead.
+func (w *world) extinct() bool {
+	return !slices.ContainsFunc(w.procs, func(p proc) bool {
+		return p.phase != dead && !(p.joiner && (p.phase == idle || isJoiner(p.m) || errors.Is(p.err, ErrNoMembers)))
+	})
+}
+
 // check says what is wrong with a world that has settled.
 func (w *world) check() string {
 	if w.wrong != "" {
@@ -431,8 +466,12 @@ func (w *world) check() string {
 		switch p.phase {
 		case dead:
 		case over:
-			if errors.Is(p.err, ErrEvicted) {
-				if !w.expired && !p.joiner {
+			if errors.Is(p.err, ErrNoMembers) {
+				if w.alive() {
+					return fmt.Sprintf("joiner %d believes that no member is left", p.id)
+				}
+			} else if errors.Is(p.err, ErrEvicted) {
+				if !w.expired && !p.joiner && (w.cut[0] == w.cut[1] || !slices.Contains(w.cut[:], p.id)) {
 					return fmt.Sprintf("member %d lives and voted in time, and is evicted: %v", p.id, p.err)
 				}
 			} else if !errors.Is(p.err, ErrTooFew) {
@@ -444,7 +483,7 @@ func (w *world) check() string {
 			}
 			epoch = p.view.Epoch
 		case deciding:
-			if !p.joiner || !isJoiner(p.m) {
+			if !p.joiner || !isJoiner(p.m) || w.wills && w.extinct() {
 				return fmt.Sprintf("member %d hangs in %+v", p.id, p.call)
 			}
 		default:
@@ -488,6 +527,7 @@ type smallWorld struct {
 	min                                int
 	deaths, timeouts, giveUps, retries int
 	wills, deep                        bool
+	cut                                [2]ID
 }
 
 var smallWorlds = []smallWorld{
@@ -501,6 +541,11 @@ var smallWorlds = []smallWorld{
 	{name: "3 members, a wrong suspect", members: 3, suspects: map[int][]ID{0: {2}}},
 	{name: "3 members, 1 death", members: 3, deaths: 1},
 
+	{name: "1 member, 1 joiner, 1 death with a will", members: 1, joiners: 1, deaths: 1, timeouts: 2, wills: true},
+	{name: "1 member that gives up, 1 joiner", members: 1, joiners: 1, giveUps: 1, timeouts: 2, wills: true},
+	{name: "3 members, a broken link", members: 3, cut: [2]ID{0, 2}},
+	{name: "2 members, a broken link, 1 death", members: 2, deaths: 1, timeouts: 1, cut: [2]ID{0, 1}},
+
 	{name: "2 members, 2 joiners", members: 2, joiners: 2, deep: true},
 	{name: "2 members, 1 joiner, 1 death", members: 2, joiners: 1, deaths: 1, timeouts: 1, deep: true},
 	{name: "3 members, 2 deaths", members: 3, deaths: 2, timeouts: 1, deep: true},
@@ -510,7 +555,7 @@ var smallWorlds = []smallWorld{
 
 func (s smallWorld) world() *world {
 	w := newWorld(s.members, s.joiners, s.suspects, s.min)
-	w.deaths, w.giveUps, w.wills = s.deaths, s.giveUps, s.wills
+	w.deaths, w.giveUps, w.wills, w.cut = s.deaths, s.giveUps, s.wills, s.cut
 	for i := range w.procs {
 		w.procs[i].timeouts, w.procs[i].retries = s.timeouts, s.retries
 	}
@@ -535,7 +580,7 @@ func TestEveryOrder(t *testing.T) {
 
 // TestTheModelFindsFlaws: what the checks find is there to be found.
 func TestTheModelFindsFlaws(t *testing.T) {
-	for flaw, want := range map[flaw]string{noCompareSet: "two views", noSettle: "voted in time, and is evicted", noTakeover: "hangs"} {
+	for flaw, want := range map[flaw]string{noCompareSet: "two views", noSettle: "voted in time, and is evicted", noTakeover: "hangs", noLinks: "never ends", goneForGood: "no member is left"} {
 		found := ""
 		for _, s := range smallWorlds {
 			if s.deep {
@@ -609,6 +654,9 @@ func randomWorld(r *rand.Rand) *world {
 	}
 	w := newWorld(size, r.IntN(4), suspects, r.IntN(size+1))
 	w.deaths, w.giveUps, w.wills = r.IntN(size), r.IntN(3), r.IntN(2) == 0
+	if r.IntN(4) == 0 {
+		w.cut = [2]ID{ID(r.IntN(size)), ID(r.IntN(size))}
+	}
 	for i := range w.procs {
 		w.procs[i].timeouts, w.procs[i].retries = r.IntN(6), r.IntN(3)
 		w.procs[i].cfg.Max = r.IntN(2) * r.IntN(size+4)

@@ -84,6 +84,9 @@ func (e *EvictedError) Error() string {
 // Unwrap returns ErrEvicted.
 func (e *EvictedError) Unwrap() error { return ErrEvicted }
 
+// ErrNoMembers is matched by the error of a process that waits to join a group whose members have all ended.
+var ErrNoMembers = errors.New("no member is left: all have died, or have left the group")
+
 // ErrTooFew is matched by the error of members that are too few for the next epoch.
 var ErrTooFew = errors.New("too few members")
 
@@ -111,20 +114,25 @@ type vote struct {
 	Done     uint64 `json:"done"`
 	Suspects []ID   `json:"suspects,omitempty"`
 	Cause    string `json:"cause,omitempty"`
+	Lacks    []ID   `json:"lacks,omitempty"`
 	Min      int    `json:"min,omitempty"`
 	Max      int    `json:"max,omitempty"`
 }
 
 const (
-	// gone is the vote, or the application, of a member that has left or died.
-	gone = "gone"
+	// gone is the vote, or the application, of a member that has left or died. One that gave up adds why; it may vote again.
+	gone   = "gone"
+	gaveUp = gone + ": it gave up: "
 
 	// waiting is the application of a joiner.
 	waiting = "waiting"
 )
 
-// maxCause bounds the text in a vote: a will with the vote has to fit into 4 KiB.
-const maxCause = 512
+// A will with the vote has to fit into 4 KiB: maxCause bounds the text in it, mostLacks the members that it lacks.
+const (
+	maxCause  = 512
+	mostLacks = 256
+)
 
 func encode(v any) string {
 	b, err := json.Marshal(v)
@@ -134,12 +142,22 @@ func encode(v any) string {
 	return string(b)
 }
 
+// hasEnded reports whether a vote or an application is that of a process that has ended, or has given up.
+func hasEnded(vote string) bool { return vote == gone || strings.HasPrefix(vote, gaveUp) }
+
+// brief makes a text short, and one line.
+func brief(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
+	return strings.ToValidUTF8(text[:min(len(text), maxCause)], "")
+}
+
 func voteKey(epoch int, id ID) string { return fmt.Sprintf("vote/%d/%d", epoch, id) }
 func leadKey(epoch int) string        { return fmt.Sprintf("lead/%d", epoch) }
-func viewKey(epoch int) string        { return fmt.Sprintf("view/%d", epoch) }
+func viewKey(epoch int) string        { return fmt.Sprintf("%s%d", viewPrefix, epoch) }
 func joinKey(id ID) string            { return fmt.Sprintf("join/%d", id) }
 
 const (
+	viewPrefix = "view/"
 	joinersKey = "joiners" // how many ids were given to joiners
 	latestKey  = "latest"  // an epoch that has a view; there may be later ones
 )

@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestCreate makes a file on this kernel, and with the answers of others.
@@ -29,12 +31,10 @@ func TestCreate(t *testing.T) {
 				}
 				return unix.MemfdCreate(name, flags)
 			}
-			fd, err := Create("c10d", 4096)
-			require.NoError(t, err)
+			fd := must.Get(Create("c10d", 4096))
 			defer unix.Close(fd)
 			require.NoError(t, unix.Ftruncate(fd, 4096))
-			_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
-			require.NoError(t, err)
+			must.Get(unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL))
 			if _, err := os.Stat("/proc/sys/vm/memfd_noexec"); err == nil && name != "before 6.3" {
 				var s unix.Stat_t
 				require.NoError(t, unix.Fstat(fd, &s))

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // traps makes a directory with what another user could put in the place of a file, and a file behind the links.
@@ -28,9 +30,7 @@ func traps(t *testing.T) (dir, behind string, names []string) {
 	require.NoError(t, syscall.Mkfifo(at("fifo"), 0o666))
 	require.NoError(t, os.WriteFile(at("file"), nil, 0o666))
 	t.Cleanup(func() {
-		text, err := os.ReadFile(behind)
-		require.NoError(t, err)
-		require.Equal(t, "as it was", string(text))
+		require.Equal(t, "as it was", string(must.Get(os.ReadFile(behind))))
 		require.NoFileExists(t, filepath.Join(dir, "nowhere"))
 	})
 	return dir, behind, names
@@ -40,15 +40,11 @@ func TestCreate(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0))
 	dir, _, names := traps(t)
 	for _, name := range names {
-		_, err := Create(filepath.Join(dir, name))
-		require.ErrorIs(t, err, fs.ErrExist, name)
+		require.ErrorIs(t, must.Err(Create(filepath.Join(dir, name))), fs.ErrExist, name)
 	}
-	file, err := Create(filepath.Join(dir, "new"))
-	require.NoError(t, err)
+	file := must.Get(Create(filepath.Join(dir, "new")))
 	defer file.Close()
-	info, err := file.Stat()
-	require.NoError(t, err)
-	require.Equal(t, fs.FileMode(0o600), info.Mode())
+	require.Equal(t, fs.FileMode(0o600), must.Get(file.Stat()).Mode())
 }
 
 func TestReplace(t *testing.T) {
@@ -57,33 +53,24 @@ func TestReplace(t *testing.T) {
 	for _, name := range append(names, "new") {
 		path := filepath.Join(dir, name)
 		require.NoError(t, Replace(path, []byte(name)))
-		info, err := os.Lstat(path)
-		require.NoError(t, err)
-		require.Equal(t, fs.FileMode(0o600), info.Mode(), name)
-		text, err := Read(path, 3)
-		require.NoError(t, err)
-		require.Equal(t, name[:3], string(text))
+		require.Equal(t, fs.FileMode(0o600), must.Get(os.Lstat(path)).Mode(), name)
+		require.Equal(t, name[:3], string(must.Get(Read(path, 3))))
 	}
 	require.Error(t, Replace(t.TempDir(), nil), "a directory")
-	left, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, left, len(names)+1)
+	require.Len(t, must.Get(os.ReadDir(dir)), len(names)+1)
 }
 
 func TestRead(t *testing.T) {
 	dir, behind, _ := traps(t)
 	require.NoError(t, os.Symlink("fifo", filepath.Join(dir, "link to fifo")))
 	for _, name := range []string{"dangling", "fifo", "link to fifo", "", "none"} {
-		_, err := Read(filepath.Join(dir, name), 100)
-		require.Error(t, err, name)
+		require.Error(t, must.Err(Read(filepath.Join(dir, name), 100)), name)
 	}
 	require.NoError(t, os.Truncate(filepath.Join(dir, "file"), 1<<40))
-	text, err := Read(filepath.Join(dir, "file"), 100)
-	require.NoError(t, err)
+	text := must.Get(Read(filepath.Join(dir, "file"), 100))
 	require.Equal(t, strings.Repeat("\x00", 100), string(text))
 	for _, path := range []string{behind, filepath.Join(dir, "link")} {
-		text, err = Read(path, 100)
-		require.NoError(t, err)
+		text = must.Get(Read(path, 100))
 		require.Equal(t, "as it was", string(text))
 	}
 }
@@ -93,9 +80,7 @@ func TestMkdirAll(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, MkdirAll(filepath.Join(dir, "a/b")))
 	for _, name := range []string{"a", "a/b"} {
-		info, err := os.Lstat(filepath.Join(dir, name))
-		require.NoError(t, err)
-		require.Equal(t, fs.ModeDir|0o700, info.Mode())
+		require.Equal(t, fs.ModeDir|0o700, must.Get(os.Lstat(filepath.Join(dir, name))).Mode())
 	}
 	link := filepath.Join(dir, "link")
 	require.NoError(t, os.Symlink("a", link))
@@ -123,10 +108,7 @@ func TestListen(t *testing.T) {
 	}
 	defer syscall.Umask(syscall.Umask(0))
 	path := filepath.Join(t.TempDir(), "socket")
-	l, err := Listen(path)
-	require.NoError(t, err)
+	l := must.Get(Listen(path))
 	defer l.Close()
-	info, err := os.Lstat(path)
-	require.NoError(t, err)
-	require.Equal(t, fs.ModeSocket|0o600, info.Mode())
+	require.Equal(t, fs.ModeSocket|0o600, must.Get(os.Lstat(path)).Mode())
 }

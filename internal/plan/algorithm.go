@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"iter"
 	"math/bits"
 	"slices"
 	"strings"
@@ -89,9 +88,8 @@ type Call struct {
 	// scatter differ in length.
 	Counts []int64
 
-	Elem   int64   // bytes of an element that is to stay in one piece; 0 means 1
-	Chunk  int64   // bytes of a message of the algorithms that cut them; 0 means Algorithm.ChunkOf
-	Layout *Layout // which ranks share a host; nil if none do
+	Elem  int64 // bytes of an element that is to stay in one piece; 0 means 1
+	Chunk int64 // bytes of a message of the algorithms that cut them; 0 means Algorithm.ChunkOf
 }
 
 // DefaultChunk is the chunk of rings: Gloo's bound of a message.
@@ -99,10 +97,9 @@ const DefaultChunk = maxSegment
 
 // Chains need smaller chunks, because the first chunk passes all ranks before the last one
 // leaves. If a message costs as much time as perMessage bytes, the best length is the root of
-// bytes*perMessage/hops. On the network that tools simulate models by default perMessage is 25 KB,
-// and at a tenth of its bandwidth 2.5 KB. The value here is in between. With it, 2 MiB along
-// eight ranks take 2.1 ms. The best chunk takes 1.8 ms, DefaultChunk 6.8 ms ("tools simulate -op
-// broadcast -algorithm chain -ranks 8 -bandwidth 1.25G").
+// bytes*perMessage/hops. In a model of TCP with a latency of 10 us and 1 us of CPU time a message, perMessage is 25 KB over
+// 100 Gbit/s, and 2.5 KB over 10 Gbit/s. The value here is in between. With it, 2 MiB along eight ranks take 2.1 ms over
+// 10 Gbit/s. The best chunk takes 1.8 ms, DefaultChunk 6.8 ms.
 const (
 	perMessage = 16 << 10
 	minChunk   = 4 << 10
@@ -121,10 +118,6 @@ type Algorithm struct {
 	Summary string // one line
 	Order   Order  // where Op reduces
 	Chunks  bool   // Call.Chunk matters
-
-	// Hosts says that the algorithm needs a Layout and is meant for groups of
-	// several hosts with several ranks.
-	Hosts bool
 
 	hops func(c *Call) int // how many ranks a chain has behind its first; nil for others
 	plan func(b *builder, c *Call)
@@ -155,17 +148,6 @@ func Lookup(op Op, name string) (*Algorithm, error) {
 	return nil, fmt.Errorf("plan: no algorithm %q of %v (known: %s)", name, op, strings.Join(known, ", "))
 }
 
-// Fits returns why the algorithm cannot serve the call, nil if it can.
-func (a *Algorithm) Fits(c Call) error {
-	switch {
-	case a.Hosts && c.Layout == nil:
-		return fmt.Errorf("plan: %v needs a Layout, which says which ranks share a host", a)
-	case c.Counts != nil && !a.Op.counts():
-		return fmt.Errorf("plan: %v takes no counts", a.Op)
-	}
-	return nil
-}
-
 // ChunkOf returns the chunk for the call: the call's own, or the algorithm's default.
 func (a *Algorithm) ChunkOf(c Call) int64 {
 	switch {
@@ -184,17 +166,6 @@ func (a *Algorithm) Plan(c Call) *Plan {
 	return build(16, func(b *builder) { a.plan(b, &c) })
 }
 
-// Steps is Plan for plans that are too long to keep. It yields the steps in batches. The planner
-// reuses the slice.
-func (a *Algorithm) Steps(c Call) iter.Seq[[]Step] {
-	a.check(&c)
-	return func(yield func([]Step) bool) {
-		b := builder{sink: yield, plan: Plan{Steps: make([]Step, 0, batch)}}
-		a.plan(&b, &c)
-		b.flush()
-	}
-}
-
 func (a *Algorithm) check(c *Call) {
 	checkRank(c.Rank, c.Size)
 	if a.Op.Rooted() {
@@ -203,11 +174,8 @@ func (a *Algorithm) check(c *Call) {
 	if c.Elem == 0 {
 		c.Elem = 1
 	}
-	if err := a.Fits(*c); err != nil {
-		panic(err.Error())
-	}
-	if c.Layout != nil && c.Layout.Ranks() != c.Size {
-		panic(fmt.Sprintf("plan: a layout of %d ranks in a group of %d", c.Layout.Ranks(), c.Size))
+	if c.Counts != nil && !a.Op.counts() {
+		panic(fmt.Sprintf("plan: %v takes no counts", a))
 	}
 	checkElements(c.Bytes, c.Elem)
 	c.Chunk = a.ChunkOf(*c)
@@ -305,22 +273,6 @@ var algorithms = []Algorithm{
 			b.allReduceChain(c.Rank, c.Size, c.Bytes, c.Elem, c.Chunk)
 		}),
 	},
-	{
-		Op: OpAllReduce, Name: "hierarchical-recursive-doubling", Hosts: true,
-		Summary: "reduce-scatter on each host, recursive doubling between hosts, all-gather on each host",
-		plan: some(func(b *builder, c *Call) {
-			b.allReduceHierarchical(c.Rank, c.Layout, c.Bytes, c.Elem, (*builder).allReduceDoubling)
-		}),
-	},
-	{
-		Op: OpAllReduce, Name: "hierarchical-two-step", Hosts: true,
-		Summary: "reduce-scatter on each host, two-step between hosts, all-gather on each host",
-		plan: some(func(b *builder, c *Call) {
-			b.allReduceHierarchical(c.Rank, c.Layout, c.Bytes, c.Elem, func(b *builder, rank, size int, bytes int64) {
-				b.allReduceTwoStep(rank, size, bytes, c.Elem)
-			})
-		}),
-	},
 
 	{
 		Op: OpReduce, Name: "binomial",
@@ -365,13 +317,6 @@ var algorithms = []Algorithm{
 			b.reduceScatterHalving(c.Rank, c.blocks())
 		},
 	},
-	{
-		Op: OpReduceScatter, Name: "hierarchical", Hosts: true,
-		Summary: "on each host, then between likes",
-		plan: func(b *builder, c *Call) {
-			b.reduceScatterHierarchical(c.Rank, c.Layout, c.blocks())
-		},
-	},
 
 	{
 		Op: OpAllGather, Name: "ring",
@@ -399,13 +344,6 @@ var algorithms = []Algorithm{
 		Summary: "each block straight to everybody",
 		plan: func(b *builder, c *Call) {
 			b.gathered(c, func(all blocks) { b.gatherParts(c.Rank, all) })
-		},
-	},
-	{
-		Op: OpAllGather, Name: "hierarchical", Hosts: true,
-		Summary: "around a ring of hosts, then on each host",
-		plan: func(b *builder, c *Call) {
-			b.gathered(c, func(all blocks) { b.allGatherHierarchical(c.Rank, c.Layout, all) })
 		},
 	},
 
@@ -443,23 +381,6 @@ var algorithms = []Algorithm{
 		Summary: "scatter down a tree, then all-gather by recursive doubling",
 		plan: some(func(b *builder, c *Call) {
 			b.broadcastScattered(c.Rank, c.Size, c.Root, c.Bytes, false)
-		}),
-	},
-	{
-		Op: OpBroadcast, Name: "hierarchical-binomial", Hosts: true,
-		Summary: "down a binomial tree of hosts, then to each host's ranks",
-		plan: some(func(b *builder, c *Call) {
-			b.broadcastHierarchical(c.Rank, c.Root, c.Layout, c.Bytes, (*builder).broadcastTree)
-		}),
-	},
-	{
-		Op: OpBroadcast, Name: "hierarchical-chain", Hosts: true, Chunks: true,
-		Summary: "in chunks along a chain of hosts, then to each host's ranks",
-		hops:    func(c *Call) int { return c.Layout.Hosts() - 1 },
-		plan: some(func(b *builder, c *Call) {
-			b.broadcastHierarchical(c.Rank, c.Root, c.Layout, c.Bytes, func(b *builder, rank, size, root int, bytes int64) {
-				b.broadcastChain(rank, size, root, bytes, c.Chunk)
-			})
 		}),
 	},
 

@@ -6,56 +6,24 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 )
 
 // worlds are the sizes of groups that every algorithm is run with.
 func worlds() []int {
-	if testing.Short() {
-		return []int{1, 2, 3, 5, 8}
-	}
-	return []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33}
-}
-
-// grid returns the layout of hosts with perHost ranks each, the first ones on the
-// first host and so on.
-func grid(hosts, perHost int) *Layout {
-	at := make([]int, hosts*perHost)
-	for r := range at {
-		at[r] = r / perHost
-	}
-	return NewLayout(at)
-}
-
-// layouts returns descriptions of hosts for a group: one host, hosts of one
-// rank, equal hosts, and ranks thrown anywhere.
-func layouts(size int, rng *rand.Rand) []*Layout {
-	all := []*Layout{grid(1, size), grid(size, 1)}
-	for m := 2; m < size; m++ {
-		if size%m == 0 {
-			all = append(all, grid(size/m, m))
-			turns := make([]int, size)
-			for r := range turns {
-				turns[r] = r % m
-			}
-			all = append(all, NewLayout(turns))
-			break
-		}
-	}
-	anywhere := make([]int, size)
-	for r := range anywhere {
-		anywhere[r] = rng.IntN(1 + size/2)
-	}
-	return append(all, NewLayout(anywhere))
+	return testsize.Of([]int{1, 2, 3, 5, 8}, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17},
+		[]int{1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33})
 }
 
 // TestAlgorithms runs every algorithm in random orders of events and compares
 // the results with what the collective means.
 func TestAlgorithms(t *testing.T) {
-	rng := newRand(t)
+	rng := must.Rand(t)
 	for _, op := range Ops() {
 		for _, a := range Algorithms(op) {
 			t.Run(a.String(), func(t *testing.T) {
@@ -69,19 +37,9 @@ func TestAlgorithms(t *testing.T) {
 						if a.Chunks {
 							c.Chunk = []int64{0, 8, 27, 64}[rng.IntN(4)]
 						}
-						if !a.Hosts {
-							check(t, a, c, nil, rng)
-							if op.counts() {
-								check(t, a, c, randomCounts(c, rng), rng)
-							}
-							continue
-						}
-						for _, l := range layouts(size, rng) {
-							c.Layout = l
-							check(t, a, c, nil, rng)
-							if op.counts() {
-								check(t, a, c, randomCounts(c, rng), rng)
-							}
+						check(t, a, c, nil, rng)
+						if op.counts() {
+							check(t, a, c, randomCounts(c, rng), rng)
 						}
 					}
 				}
@@ -325,7 +283,7 @@ func requireTraffic(t *testing.T, a *Algorithm, c Call, plans []*Plan) {
 		}
 	}
 	formula, ok := formulas[a.String()]
-	require.True(t, ok || a.Hosts, "%v has no formula", a)
+	require.True(t, ok, "%v has no formula", a)
 	elements := c.Bytes / 8
 	if formula == nil || c.Counts != nil || elements < 2 && a.Op != OpBarrier {
 		return
@@ -374,7 +332,7 @@ func TestNothing(t *testing.T) {
 				continue
 			}
 			for r := range 5 {
-				p := a.Plan(Call{Rank: r, Size: 5, Root: 2, Elem: 4, Layout: grid(5, 1)})
+				p := a.Plan(Call{Rank: r, Size: 5, Root: 2, Elem: 4})
 				require.Empty(t, p.Steps, "%v", a)
 			}
 		}
@@ -384,8 +342,7 @@ func TestNothing(t *testing.T) {
 // TestHalvingGather counts what a reduction by halving sends: the halving, and
 // all blocks but the root's.
 func TestHalvingGather(t *testing.T) {
-	a, err := Lookup(OpReduce, "halving-gather")
-	require.NoError(t, err)
+	a := must.Get(Lookup(OpReduce, "halving-gather"))
 	for size := 1; size <= 33; size++ {
 		for _, root := range []int{0, size / 2, size - 1} {
 			n := int64(8 * (2*size + 1))
@@ -401,8 +358,7 @@ func TestHalvingGather(t *testing.T) {
 // root.
 func TestTrees(t *testing.T) {
 	for _, op := range []Op{OpGather, OpScatter} {
-		a, err := Lookup(op, "binomial")
-		require.NoError(t, err)
+		a := must.Get(Lookup(op, "binomial"))
 		for size := 1; size <= 33; size++ {
 			root := size / 3
 			plans := group(size, func(r int) *Plan { return a.Plan(Call{Rank: r, Size: size, Root: root, Bytes: 5}) })
@@ -414,67 +370,6 @@ func TestTrees(t *testing.T) {
 				}
 			}
 			require.EqualValues(t, log2(size), posts, "%v of %d", op, size)
-		}
-	}
-}
-
-// TestHosts counts what leaves the hosts: each byte as often as if a host were
-// one rank.
-func TestHosts(t *testing.T) {
-	const hosts, each, block = 5, 4, 8 * 3 // of a rank; a multiple of every share of a share
-	l := grid(hosts, each)
-	const whole = block * hosts * each
-	for name, want := range map[string]int64{
-		"all_reduce hierarchical-two-step":           2 * (hosts - 1) * whole,
-		"all_reduce hierarchical-recursive-doubling": (4*2 + 2) * whole, // four hosts in two rounds, the fifth folded
-		"reduce_scatter hierarchical":                (hosts - 1) * whole,
-		"all_gather hierarchical":                    (hosts - 1) * whole,
-		"broadcast hierarchical-binomial":            (hosts - 1) * whole,
-		"broadcast hierarchical-chain":               (hosts - 1) * whole,
-	} {
-		opName, algorithm, _ := strings.Cut(name, " ")
-		op, err := ParseOp(opName)
-		require.NoError(t, err)
-		a, err := Lookup(op, algorithm)
-		require.NoError(t, err)
-		require.True(t, a.Hosts)
-		c := Call{Size: l.Ranks(), Root: 6, Bytes: whole, Elem: 8, Layout: l}
-		if op == OpReduceScatter || op == OpAllGather {
-			c.Bytes = block
-		}
-		out := int64(0)
-		for c.Rank = range c.Size {
-			for _, s := range a.Plan(c).Steps {
-				if s.Kind == Send && l.Host(int(s.Peer)) != l.Host(c.Rank) {
-					out += s.Len
-				}
-			}
-		}
-		require.Equal(t, want, out, name)
-	}
-	for _, op := range Ops() {
-		for _, a := range Algorithms(op) {
-			require.Equal(t, strings.HasPrefix(a.Name, "hierarchical"), a.Hosts, a.String())
-		}
-	}
-}
-
-// TestSteps holds the steps of a plan that is not kept against those of one that is.
-func TestSteps(t *testing.T) {
-	for _, op := range Ops() {
-		for _, a := range Algorithms(op) {
-			c := Call{Rank: 7, Size: 33, Root: 3, Bytes: 8 * 500, Elem: 8, Chunk: 64, Layout: grid(11, 3)}
-			var steps []Step
-			for some := range a.Steps(c) {
-				steps = append(steps, some...)
-			}
-			require.True(t, slices.Equal(a.Plan(c).Steps, steps), a.String())
-			n := 0
-			for some := range a.Steps(c) {
-				n += len(some)
-				break
-			}
-			require.Equal(t, min(len(steps), batch), n)
 		}
 	}
 }
@@ -500,43 +395,28 @@ func TestLevels(t *testing.T) {
 	}
 }
 
-func TestLayout(t *testing.T) {
-	l := NewLayout([]int{7, 3, 7, 3, 3})
-	require.Equal(t, 5, l.Ranks())
-	require.Equal(t, 2, l.Hosts())
-	require.Zero(t, l.PerHost())
-	require.Equal(t, []int{0, 1, 0, 1, 1}, []int{l.Host(0), l.Host(1), l.Host(2), l.Host(3), l.Host(4)})
-	require.Equal(t, 3, grid(2, 3).PerHost())
-	require.Equal(t, 1, grid(2, 3).Host(3))
-}
-
 func TestLookup(t *testing.T) {
 	for _, op := range Ops() {
-		back, err := ParseOp(op.String())
-		require.NoError(t, err)
-		require.Equal(t, op, back)
+		require.Equal(t, op, must.Get(ParseOp(op.String())))
 		names := make(map[string]bool)
 		for _, a := range Algorithms(op) {
 			require.False(t, names[a.Name], a.Name)
 			names[a.Name] = true
-			found, err := Lookup(op, a.Name)
-			require.NoError(t, err)
-			require.Same(t, a, found)
+			require.Same(t, a, must.Get(Lookup(op, a.Name)))
 			require.NotEmpty(t, a.Summary)
 		}
 	}
 	_, err := Lookup(OpScatter, "ring")
 	require.EqualError(t, err, `plan: no algorithm "ring" of scatter (known: direct, binomial)`)
-	_, err = ParseOp("all")
-	require.ErrorContains(t, err, `no collective "all" (known: all_reduce, `)
+	require.ErrorContains(t, must.Err(ParseOp("all")), `no collective "all" (known: all_reduce, `)
 	require.Equal(t, "op(99)", Op(99).String())
 }
 
 func TestChunkOf(t *testing.T) {
 	for _, op := range Ops() {
 		for _, a := range Algorithms(op) {
-			c := Call{Size: 8, Bytes: 2 << 20, Layout: grid(4, 2)}
-			want := map[string]int64{"all_reduce chain": 64 << 10, "broadcast chain": 64 << 10, "broadcast hierarchical-chain": 128 << 10}[a.String()]
+			c := Call{Size: 8, Bytes: 2 << 20}
+			want := map[string]int64{"all_reduce chain": 64 << 10, "broadcast chain": 64 << 10}[a.String()]
 			if want == 0 {
 				want = DefaultChunk
 			}
@@ -553,12 +433,8 @@ func TestChunkOf(t *testing.T) {
 
 func TestCalls(t *testing.T) {
 	all := func(op Op, name string) *Algorithm {
-		a, err := Lookup(op, name)
-		require.NoError(t, err)
-		return a
+		return must.Get(Lookup(op, name))
 	}
-	require.ErrorContains(t, all(OpAllToAll, "direct").Fits(Call{Size: 2, Counts: []int64{1, 2}}), "plan: all_to_all takes no counts")
-	require.ErrorContains(t, all(OpAllGather, "hierarchical").Fits(Call{Size: 2}), "which ranks share a host")
 	for name, c := range map[string]Call{
 		"no group":           {},
 		"rank too large":     {Rank: 2, Size: 2},
@@ -567,31 +443,9 @@ func TestCalls(t *testing.T) {
 		"counts missing":     {Size: 2, Counts: []int64{1}},
 		"count negative":     {Size: 2, Counts: []int64{1, -1}},
 		"part in a count":    {Size: 2, Counts: []int64{4, 3}, Elem: 4},
-		"another layout":     {Size: 2, Layout: grid(3, 1)},
 	} {
 		t.Run(name, func(t *testing.T) { require.Panics(t, func() { all(OpReduceScatter, "ring").Plan(c) }) })
 	}
 	require.Panics(t, func() { all(OpBroadcast, "chain").Plan(Call{Size: 2, Root: 2}) })
-	require.Panics(t, func() { all(OpAllGather, "hierarchical").Plan(Call{Size: 2}) })
-}
-
-// BenchmarkSteps compares plans that are kept with those handed over in batches.
-func BenchmarkSteps(b *testing.B) {
-	a, err := Lookup(OpAllReduce, "ring")
-	require.NoError(b, err)
-	c := Call{Rank: 1, Size: 1024, Bytes: 1 << 20, Elem: 4}
-	steps := len(a.Plan(c).Steps)
-	b.Run("kept", func(b *testing.B) {
-		for b.Loop() {
-			a.Plan(c)
-		}
-		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*steps), "ns/step")
-	})
-	b.Run("batches", func(b *testing.B) {
-		for b.Loop() {
-			for range a.Steps(c) {
-			}
-		}
-		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*steps), "ns/step")
-	})
+	require.Panics(t, func() { all(OpAllToAll, "direct").Plan(Call{Size: 2, Counts: []int64{1, 2}}) })
 }

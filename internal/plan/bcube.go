@@ -9,7 +9,7 @@ import "iter"
 // halving and doubling, for an odd size one direct exchange.
 //
 // It pays off for sizes such as 96 and 100: 1 MiB on 100 ranks takes 0.38 ms, with
-// halving-doubling 0.46 ms (tools simulate).
+// halving-doubling 0.46 ms, in a model of 10 us and 12.5 GB/s.
 func (b *builder) bcube(rank, size int, bytes, elem int64) {
 	stages := cube(rank, size, bytes/elem, elem)
 	var posted []int32

@@ -5,22 +5,14 @@ import "fmt"
 // none stands for a request that was not posted.
 const none int32 = -1
 
-// batch is how many steps a planner yields at a time if the plan is not kept. A switch between
-// planner and consumer costs as much as ten steps (BenchmarkSteps).
-const batch = 128
-
 // builder collects steps and assigns request indices. It takes the latest free one first, so
 // Requests is the largest number of outstanding requests.
 //
-// A planner writes into a builder as for a whole plan. peer and base make its steps part of a
-// larger plan, for a part of the group and of the buffers.
+// A planner writes into a builder as for a whole plan. With peer it counts the ranks in another way.
 type builder struct {
 	plan Plan
 	free []int32
-	sink func([]Step) bool  // takes the steps as they come; nil keeps them in plan
-	over bool               // sink wants no more
 	peer func(rank int) int // the group's number of a rank of the planner; nil if they are the same
-	base [3]int64           // where the planner's buffers begin
 }
 
 // build returns a planner's plan of about steps steps.
@@ -34,17 +26,7 @@ func build(steps int, planner func(*builder)) *Plan {
 }
 
 func (b *builder) emit(s Step) {
-	if b.sink != nil && len(b.plan.Steps) == batch {
-		b.flush()
-	}
 	b.plan.Steps = append(b.plan.Steps, s)
-}
-
-func (b *builder) flush() {
-	if !b.over && len(b.plan.Steps) > 0 {
-		b.over = !b.sink(b.plan.Steps)
-	}
-	b.plan.Steps = b.plan.Steps[:0]
 }
 
 func (b *builder) post(kind Kind, peer int, buf Buffer, off, n int64) int32 {
@@ -57,7 +39,7 @@ func (b *builder) post(kind Kind, peer int, buf Buffer, off, n int64) int32 {
 	} else {
 		b.plan.Requests++
 	}
-	b.emit(Step{Kind: kind, Buf: buf, Peer: int32(peer), Req: req, Off: b.base[buf] + off, Len: n})
+	b.emit(Step{Kind: kind, Buf: buf, Peer: int32(peer), Req: req, Off: off, Len: n})
 	return req
 }
 
@@ -94,28 +76,19 @@ func (b *builder) wait(reqs ...int32) {
 }
 
 func (b *builder) local(kind Kind, buf Buffer, off int64, src Buffer, srcOff, n int64) {
-	off, srcOff = b.base[buf]+off, b.base[src]+srcOff
 	if n > 0 && (kind != Copy || buf != src || off != srcOff) {
 		b.emit(Step{Kind: kind, Buf: buf, Off: off, Len: n, Src: src, SrcOff: srcOff})
 	}
 }
 
 // scratch asks for n bytes of scratch memory.
-func (b *builder) scratch(n int64) { b.plan.Scratch = max(b.plan.Scratch, b.base[Scratch]+n) }
+func (b *builder) scratch(n int64) { b.plan.Scratch = max(b.plan.Scratch, n) }
 
-// within runs a planner on a part of the group and on Out from off on. peer returns the ranks of
-// that part.
-func (b *builder) within(peer func(int) int, off int64, planner func()) {
-	outer, base := b.peer, b.base
-	b.peer = func(rank int) int {
-		if rank = peer(rank); outer != nil {
-			rank = outer(rank)
-		}
-		return rank
-	}
-	b.base[Out] += off
+// within runs a planner whose ranks peer turns into those of the group.
+func (b *builder) within(peer func(int) int, planner func()) {
+	b.peer = peer
 	planner()
-	b.peer, b.base = outer, base
+	b.peer = nil
 }
 
 // rounds is a pipeline of n messages each way, at most depth of them outstanding. post posts a

@@ -1,7 +1,7 @@
 // Package plan turns collectives into steps: what one rank sends, receives, reduces and copies,
 // and in which order. Planning is pure: its inputs are ranks, sizes and counts, and it touches no
 // socket, clock or memory. Plans can therefore be printed, compared with golden files and
-// simulated.
+// run without a network.
 //
 // There are two sets of schedules. [AllReduceRing], [Broadcast] and the other functions named
 // after a collective are Gloo's, message by message, for groups with PyTorch ranks. They never
@@ -11,7 +11,7 @@
 //
 // Groups without such ranks choose an [Algorithm] by [Lookup]. It carries out a collective for
 // any number of ranks, any length and any root. The best one depends on sizes and on the network.
-// internal/choice has a table of measurements, and internal/simulate runs plans in a model.
+// internal/choice has a table of measurements.
 //
 // # A plan
 //
@@ -37,9 +37,6 @@
 //
 // All messages of a plan use one slot. The k-th send from a to b matches the k-th receive that b
 // posts from a. The plans of a group agree in the number, order and length of messages.
-//
-// A plan of a large group is long: the steps of a ring are proportional to the number of ranks.
-// [Algorithm.Steps] yields the steps as it makes them.
 //
 // # Buffers
 //
@@ -98,10 +95,6 @@
 // Halving and doubling work for every P without folding. Halves may differ by one rank, and the
 // odd rank sends to another rank's counterpart. If P is not a power of two, a few ranks receive
 // up to twice as much as they send. In a reduce-scatter every rank sends h n for any P.
-//
-// Hierarchical algorithms need a [Layout] and have two levels: two-step on a host, and between
-// hosts the algorithm in their name. Each byte leaves a host as often as if the host were one
-// rank.
 //
 // # Bits
 //

@@ -6,14 +6,16 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 )
 
 // all holds an all-reduce algorithm against what it means, for groups of the
 // given sizes and for each number of elements, and calls f for every one.
 func all(t *testing.T, name string, sizes []int, counts func(size int) []int64, f func(c Call, plans []*Plan)) {
 	rng := rand.New(rand.NewPCG(10, 14))
-	a, err := Lookup(OpAllReduce, name)
-	require.NoError(t, err)
+	a := must.Get(Lookup(OpAllReduce, name))
 	for _, size := range sizes {
 		for _, n := range counts(size) {
 			c := Call{Size: size, Bytes: 8 * n, Elem: 8}
@@ -56,7 +58,7 @@ func upTo(n int, more ...int) (sizes []int) {
 // passes on whole tensors: (P-1)S (F-10).
 func TestF10Ring(t *testing.T) {
 	counts := func(size int) []int64 {
-		if size == 3 && !testing.Short() {
+		if size == 3 && testsize.Of(false, true, true) {
 			return []int64{1, 4, 64, 100, 1000, 10000}
 		}
 		return []int64{1, 4, 100}

@@ -5,30 +5,18 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/reduce"
 	"github.com/c10d-go/c10d/tensor"
 )
-
-var seed = flag.Uint64("seed", 0, "seed of the simulations; 0 takes one from the clock")
-
-func newRand(t *testing.T) *rand.Rand {
-	n := *seed
-	if n == 0 {
-		n = uint64(time.Now().UnixNano())
-	}
-	t.Logf("repeat with -seed %d", n)
-	return rand.New(rand.NewPCG(n, 0))
-}
 
 func randomBytes(rng *rand.Rand, n int64) []byte {
 	b := make([]byte, n)
@@ -117,7 +105,7 @@ func cubeOrder(inputs [][]uint64) []uint64 {
 // TestReductions runs the reductions of groups of 1 to 9 ranks in random orders of events. One
 // operator shows the order of the operands; the other is a sum that does not depend on it.
 func TestReductions(t *testing.T) {
-	rng := newRand(t)
+	rng := must.Rand(t)
 	for size := 1; size <= 9; size++ {
 		for _, n := range []int64{0, 1, 2, 7, int64(size), int64(2 * size), int64(2*size) + 1, 100, 333} {
 			// In bytes: one element a segment, odd, several segments a rank, Gloo's.
@@ -187,7 +175,7 @@ func TestReductions(t *testing.T) {
 
 // TestMoves runs the operations that only move bytes.
 func TestMoves(t *testing.T) {
-	rng := newRand(t)
+	rng := must.Rand(t)
 	for size := 1; size <= 9; size++ {
 		for _, n := range []int64{0, 1, 2, 3, 8, 1001} {
 			for range 3 {
@@ -317,9 +305,8 @@ func TestBarrier(t *testing.T) {
 
 // TestLarge runs operands of several Gloo segments a rank.
 func TestLarge(t *testing.T) {
-	rng := newRand(t)
-	sum, err := reduce.Kernel(reduce.Sum, tensor.Uint64)
-	require.NoError(t, err)
+	rng := must.Rand(t)
+	sum := must.Get(reduce.Kernel(reduce.Sum, tensor.Uint64))
 	for _, c := range []struct {
 		size int
 		n    int64
@@ -344,9 +331,8 @@ func TestLarge(t *testing.T) {
 // TestPyTorch compares the bits of all-reduces with those that groups of
 // PyTorch 2.6 returned for x_r[i] = (i mod 97 + 0.1) * (r + 1) in float32.
 func TestPyTorch(t *testing.T) {
-	rng := newRand(t)
-	sum, err := reduce.Kernel(reduce.Sum, tensor.Float32)
-	require.NoError(t, err)
+	rng := must.Rand(t)
+	sum := must.Get(reduce.Kernel(reduce.Sum, tensor.Float32))
 	for _, c := range []struct {
 		n       int64
 		digests [4]string // of 2, 3, 4 and 5 ranks

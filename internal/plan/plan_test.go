@@ -40,7 +40,6 @@ func TestGolden(t *testing.T) {
 		{"allreduce_recursive_doubling_3x8", 3, named(OpAllReduce, "recursive-doubling", Call{Size: 3, Bytes: 8, Elem: 4})},
 		{"allreduce_two_step_3x28", 3, named(OpAllReduce, "two-step", Call{Size: 3, Bytes: 28, Elem: 4})},
 		{"allreduce_chain_3x40", 3, named(OpAllReduce, "chain", Call{Size: 3, Bytes: 40, Elem: 4, Chunk: 8})},
-		{"allreduce_hierarchical_2x2x16", 4, named(OpAllReduce, "hierarchical-two-step", Call{Size: 4, Bytes: 16, Elem: 4, Layout: grid(2, 2)})},
 		{"reducescatter_ring_3x8", 3, named(OpReduceScatter, "ring", Call{Size: 3, Bytes: 8, Elem: 4, Chunk: 4})},
 		{"reducescatter_halving_3x4", 3, named(OpReduceScatter, "halving", Call{Size: 3, Bytes: 4, Elem: 4})},
 		{"gather_binomial_4x2_to_3", 4, named(OpGather, "binomial", Call{Size: 4, Root: 3, Bytes: 2})},
@@ -196,30 +195,5 @@ func TestMisuse(t *testing.T) {
 		"own part differs":   func() { AllToAllV(0, []int64{1, 1}, []int64{2, 1}) },
 	} {
 		t.Run(name, func(t *testing.T) { require.Panics(t, call) })
-	}
-}
-
-func BenchmarkPlan(b *testing.B) {
-	for _, c := range []struct {
-		name string
-		plan func() *Plan
-	}{
-		{"AllReduceRing/size=4/4KiB", func() *Plan { return AllReduceRing(1, 4, 4<<10, 4) }},
-		{"AllReduceRing/size=8/64MiB", func() *Plan { return AllReduceRing(1, 8, 64<<20, 4) }},
-		{"AllReduceRing/size=64/1GiB", func() *Plan { return AllReduceRing(1, 64, 1<<30, 4) }},
-		{"ReduceRing/size=8/64MiB", func() *Plan { return ReduceRing(1, 8, 0, 64<<20, 4) }},
-		{"Broadcast/size=64", func() *Plan { return Broadcast(1, 64, 0, 4<<10) }},
-		{"AllGather/size=64", func() *Plan { return AllGather(1, 64, 4<<10) }},
-		{"AllToAllV/size=64", func() *Plan { return AllToAllV(1, repeat(64, 4<<10), repeat(64, 4<<10)) }},
-		{"Barrier/size=64", func() *Plan { return Barrier(1, 64) }},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			b.ReportAllocs()
-			steps := 0
-			for b.Loop() {
-				steps = len(c.plan().Steps)
-			}
-			b.ReportMetric(float64(steps), "steps")
-		})
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // simulation runs the plans of a whole group on plain slices, one event after another in an order
@@ -186,7 +188,8 @@ func (r *simRank) wrote(buf Buffer, off, n int64) {
 	}
 }
 
-func (s *simulation) step(r *simRank) error {
+func (s *simulation) step(r *simRank) (err error) {
+	defer must.Catch(&err)
 	step := r.plan.Steps[r.next]
 	switch step.Kind {
 	case Send, Recv:
@@ -196,13 +199,9 @@ func (s *simulation) step(r *simRank) error {
 		if step.Peer < 0 || int(step.Peer) >= len(s.ranks) || int(step.Peer) == r.rank {
 			return r.errorf("no such peer")
 		}
-		if err := r.touch(step.Buf, step.Off, step.Len, step.Kind == Recv); err != nil {
-			return err
-		}
+		must.Do(r.touch(step.Buf, step.Off, step.Len, step.Kind == Recv))
 		if step.Kind == Send {
-			if err := r.read(step.Buf, step.Off, step.Len); err != nil {
-				return err
-			}
+			must.Do(r.read(step.Buf, step.Off, step.Len))
 		}
 		q := &simRequest{step: step}
 		r.requests[step.Req] = q
@@ -230,19 +229,11 @@ func (s *simulation) step(r *simRank) error {
 		if step.Len == 0 {
 			return r.errorf("a step without effect")
 		}
-		if err := r.touch(step.Buf, step.Off, step.Len, true); err != nil {
-			return err
-		}
-		if err := r.touch(step.Src, step.SrcOff, step.Len, false); err != nil {
-			return err
-		}
-		if err := r.read(step.Src, step.SrcOff, step.Len); err != nil {
-			return err
-		}
+		must.Do(r.touch(step.Buf, step.Off, step.Len, true))
+		must.Do(r.touch(step.Src, step.SrcOff, step.Len, false))
+		must.Do(r.read(step.Src, step.SrcOff, step.Len))
 		if step.Kind == Reduce {
-			if err := r.read(step.Buf, step.Off, step.Len); err != nil {
-				return err
-			}
+			must.Do(r.read(step.Buf, step.Off, step.Len))
 		}
 		r.wrote(step.Buf, step.Off, step.Len)
 		dst, src := r.buf[step.Buf][step.Off:][:step.Len], r.buf[step.Src][step.SrcOff:][:step.Len]

@@ -88,7 +88,7 @@ func (b *builder) scatterHalving(rank int, all blocks) {
 // combine operations", 1994): around a ring, or by doubling.
 func (b *builder) broadcastScattered(rank, size, root int, bytes int64, ring bool) {
 	all, place := cut(size, bytes, 1), (rank-root+size)%size
-	b.within(func(v int) int { return (v + root) % size }, 0, func() {
+	b.within(func(v int) int { return (v + root) % size }, func() {
 		b.scatterHalving(place, all)
 		if ring {
 			b.passAround(place, all)

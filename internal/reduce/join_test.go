@@ -2,12 +2,12 @@ package reduce
 
 import (
 	"bytes"
-	"fmt"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -17,8 +17,7 @@ func eachJoin(t *testing.T, test func(t *testing.T, d tensor.DType, join JoinFun
 	some := false
 	for _, d := range tensor.DTypes() {
 		if join := Join(Avg, d); join != nil {
-			f, err := Kernel(Sum, d)
-			require.NoError(t, err)
+			f := must.Get(Kernel(Sum, d))
 			some = true
 			t.Run(d.String(), func(t *testing.T) { test(t, d, join, f) })
 		}
@@ -31,7 +30,7 @@ func eachJoin(t *testing.T, test func(t *testing.T, d tensor.DType, join JoinFun
 // TestJoin compares Join with a Func that is called for one operand after the other. Bits, lengths, addresses
 // and the number of operands are random. The result has memory of its own, or takes the place of an operand.
 func TestJoin(t *testing.T) {
-	rng := newRand(t)
+	rng := must.Rand(t)
 	eachJoin(t, func(t *testing.T, d tensor.DType, join JoinFunc, f Func) {
 		for round := range 400 {
 			count, n := 1+rng.IntN(9), rng.IntN(300)*d.Size()
@@ -100,42 +99,5 @@ func TestJoinStack(t *testing.T) {
 			done <- dst
 		}()
 		require.Equal(t, []byte{0, 0, 0x80, 0x40}, <-done, "depth %d", depth)
-	}
-}
-
-// BenchmarkJoin compares a sum of several operands in one pass with one pass for each, in steps of
-// 4 KiB as package shm does.
-func BenchmarkJoin(b *testing.B) {
-	join := Join(Sum, tensor.Float32)
-	if join == nil {
-		b.Skip("no loop of this processor joins operands")
-	}
-	f, err := Kernel(Sum, tensor.Float32)
-	require.NoError(b, err)
-	for _, count := range []int{2, 4, 8} {
-		for _, n := range []int{8 << 10, 128 << 10, 2 << 20} {
-			operands := make([][]byte, count)
-			for i := range operands {
-				operands[i], _ = benchBytes(Sum, tensor.Float32, n)
-			}
-			dst := make([]byte, n)
-			b.Run(fmt.Sprintf("operands=%d/bytes=%d/join", count, n), func(b *testing.B) {
-				b.SetBytes(int64(n))
-				for b.Loop() {
-					join(dst, operands)
-				}
-			})
-			b.Run(fmt.Sprintf("operands=%d/bytes=%d/steps", count, n), func(b *testing.B) {
-				b.SetBytes(int64(n))
-				for b.Loop() {
-					for at := 0; at < n; at += 4 << 10 {
-						copy(dst[at:][:4<<10], operands[0][at:])
-						for _, src := range operands[1:] {
-							f(dst[at:][:4<<10], src[at:][:4<<10])
-						}
-					}
-				}
-			})
-		}
 	}
 }

@@ -3,6 +3,7 @@ package reduce
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -41,7 +42,7 @@ func ParseKind(name string) (Kind, error) {
 			return Kind(k), nil
 		}
 	}
-	return 0, fmt.Errorf("reduce: unknown reduction %q", name)
+	return 0, fmt.Errorf("reduce: unknown reduction %q (known: %s)", name, strings.Join(kindNames[:PreMulSum], ", "))
 }
 
 // ErrUnsupported is matched by every UnsupportedError.

@@ -2,31 +2,20 @@ package reduce
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"math"
 	"math/big"
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/tensor"
 )
-
-var seed = flag.Uint64("seed", 0, "seed of the random operands; 0 takes one from the clock")
-
-func newRand(t *testing.T) *rand.Rand {
-	n := *seed
-	if n == 0 {
-		n = uint64(time.Now().UnixNano())
-	}
-	t.Logf("repeat with -seed %d", n)
-	return rand.New(rand.NewPCG(n, 0))
-}
 
 // special holds values at which floats change their ways: zeros, the smallest
 // and largest subnormal, normal and overflowing numbers of each width, ties.
@@ -93,11 +82,9 @@ func eachKernel(t *testing.T, test func(t *testing.T, k Kind, d tensor.DType, f 
 }
 
 func TestKernels(t *testing.T) {
-	rng := newRand(t)
+	rng := must.Rand(t)
 	lengths := []int{0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 1000, 4099}
-	if testing.Short() { // as under an emulator
-		lengths = lengths[:len(lengths)-2]
-	}
+	lengths = lengths[:testsize.Of(12, 14, 14)] // 12 under an emulator
 	eachKernel(t, func(t *testing.T, k Kind, d tensor.DType, f Func) {
 		for _, n := range lengths {
 			for _, skip := range [][2]int{{0, 0}, {1, 0}, {0, 1}, {3, 5}, {d.Size(), 0}} {
@@ -134,10 +121,9 @@ func TestKernels(t *testing.T) {
 
 // TestPieces crosses the bounds of pieces and of unaligned blocks.
 func TestPieces(t *testing.T) {
-	rng := newRand(t)
+	rng := must.Rand(t)
 	for _, d := range []tensor.DType{tensor.Float32, tensor.Complex128, tensor.Bool, tensor.Float16} {
-		f, err := Kernel(Sum, d)
-		require.NoError(t, err)
+		f := must.Get(Kernel(Sum, d))
 		for _, bytes := range []int{block, block + 16, piece, piece + 16, 2*piece + 48} {
 			for skip := range 2 {
 				a, src := make([]byte, bytes+1), make([]byte, bytes)
@@ -175,12 +161,11 @@ func TestAlignment(t *testing.T) {
 
 // TestNarrow tries every value of the two-byte floats, and every pair of fp8.
 func TestNarrow(t *testing.T) {
-	rng := newRand(t)
+	rng := must.Rand(t)
 	for d := range layouts {
 		for _, k := range []Kind{Sum, Product, Min, Max} {
 			t.Run(fmt.Sprintf("%v/%v", d, k), func(t *testing.T) {
-				f, err := Kernel(k, d)
-				require.NoError(t, err)
+				f := must.Get(Kernel(k, d))
 				const n = 1 << 16
 				dst, src := make([]byte, n*d.Size()), make([]byte, n*d.Size())
 				fill(rng, d, src)
@@ -202,7 +187,7 @@ func TestNarrow(t *testing.T) {
 
 // TestRoundF16 holds the quick rounding against the tensor package's.
 func TestRoundF16(t *testing.T) {
-	rng := newRand(t)
+	rng := must.Rand(t)
 	try := func(b uint32) {
 		f := math.Float32frombits(b)
 		want := uint16(tensor.F16From(f))
@@ -228,8 +213,7 @@ func TestRoundF16(t *testing.T) {
 func TestNaN(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.Float16, tensor.BFloat16, tensor.Float32, tensor.Float64, tensor.Float8E4M3, tensor.Float8E5M2} {
 		for _, k := range []Kind{Min, Max} {
-			f, err := Kernel(k, d)
-			require.NoError(t, err)
+			f := must.Get(Kernel(k, d))
 			nan, one := make([]byte, d.Size()), make([]byte, d.Size())
 			encode(d, nan, math.NaN())
 			encode(d, one, 1)
@@ -255,8 +239,7 @@ func TestBool(t *testing.T) {
 		Product: {0, 0, 0, 1}, Min: {0, 0, 0, 1}, BAnd: {0, 0, 0, 1},
 		BXor: {0, 1, 1, 0},
 	} {
-		f, err := Kernel(k, tensor.Bool)
-		require.NoError(t, err)
+		f := must.Get(Kernel(k, tensor.Bool))
 		for x := 1; x < 256; x++ {
 			for y := 1; y < 256; y++ {
 				// Twelve bytes: a word, and what is left over.
@@ -288,8 +271,7 @@ func TestUnsupported(t *testing.T) {
 		for k := Sum; k < Custom; k++ {
 			f, err := Kernel(k, d)
 			if slices.Contains(refused(d), k) {
-				var u *UnsupportedError
-				require.ErrorAs(t, err, &u)
+				u := must.As[*UnsupportedError](t, err)
 				require.ErrorIs(t, err, ErrUnsupported)
 				require.Equal(t, [2]any{k, d}, [2]any{u.Kind, u.DType})
 				require.Contains(t, err.Error(), fmt.Sprintf("reduce: %v of %v: ", k, d))
@@ -308,31 +290,26 @@ func TestUnsupported(t *testing.T) {
 		k Kind
 		d tensor.DType
 	}{{Custom, tensor.Float32}, {Custom + 1, tensor.Float32}, {Sum, tensor.Invalid}, {Sum, 200}} {
-		_, err := Kernel(c.k, c.d)
-		require.ErrorIs(t, err, ErrUnsupported)
+		require.ErrorIs(t, must.Err(Kernel(c.k, c.d)), ErrUnsupported)
 	}
 	for _, n := range []int{0, -1} {
-		_, err := Divide(tensor.Float32, n)
-		require.Error(t, err)
+		require.Error(t, must.Err(Divide(tensor.Float32, n)))
 	}
 	for _, factor := range []float64{0.5, math.NaN(), math.Inf(1), math.Inf(-1), 1 << 54} {
-		_, err := PreMul(tensor.Int32, factor)
-		require.ErrorIs(t, err, ErrUnsupported, "%v", factor)
+		require.ErrorIs(t, must.Err(PreMul(tensor.Int32, factor)), ErrUnsupported, "%v", factor)
 	}
 }
 
 func TestLengths(t *testing.T) {
-	f, err := Kernel(Sum, tensor.Complex64)
-	require.NoError(t, err)
+	f := must.Get(Kernel(Sum, tensor.Complex64))
 	require.Panics(t, func() { f(make([]byte, 8), make([]byte, 16)) })
 	require.Panics(t, func() { f(make([]byte, 12), make([]byte, 12)) })
-	div, err := Divide(tensor.Float32, 2)
-	require.NoError(t, err)
+	div := must.Get(Divide(tensor.Float32, 2))
 	require.Panics(t, func() { div(make([]byte, 3)) })
 }
 
 func TestScale(t *testing.T) {
-	rng := newRand(t)
+	rng := must.Rand(t)
 	for _, d := range tensor.DTypes() {
 		p := part(d)
 		for _, x := range []float64{1, 2, 3, 7, -3, 0.1, 48, 1000, 3001, 65537} {
@@ -380,19 +357,15 @@ func TestKinds(t *testing.T) {
 	want := []string{"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "custom"}
 	for k := Sum; k <= Custom; k++ {
 		require.Equal(t, want[k], k.String())
-		parsed, err := ParseKind(want[k])
-		require.NoError(t, err)
-		require.Equal(t, k, parsed)
+		require.Equal(t, k, must.Get(ParseKind(want[k])))
 	}
-	_, err := ParseKind("SUM")
-	require.ErrorContains(t, err, `"SUM"`)
+	require.ErrorContains(t, must.Err(ParseKind("SUM")), `"SUM"`)
 	require.Equal(t, "reduction(10)", (Custom + 1).String())
 }
 
 func TestAllocations(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.Float32, tensor.Float16, tensor.Bool} {
-		f, err := Kernel(Sum, d)
-		require.NoError(t, err)
+		f := must.Get(Kernel(Sum, d))
 		dst, src := make([]byte, 4096+step/2), make([]byte, 4096+step/2) // whole steps, and a part of one
 		require.Zero(t, testing.AllocsPerRun(100, func() { f(dst, src) }))
 	}

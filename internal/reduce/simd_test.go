@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -89,7 +90,7 @@ func longest(d tensor.DType) int { return max(130, 200/d.Size()) }
 // TestTwins tries every number of elements that some path of a loop has to
 // itself, at aligned and other addresses, and in place.
 func TestTwins(t *testing.T) {
-	rng := newRand(t)
+	rng := must.Rand(t)
 	eachTwin(t, func(t *testing.T, p pair, f, twin Func) {
 		for elements := range longest(p.dtype) + 1 {
 			for _, skip := range [][2]int{{0, 0}, {1, 0}, {0, 1}, {rng.IntN(64), rng.IntN(64)}} {
@@ -122,7 +123,7 @@ func TestTwins(t *testing.T) {
 // TestTwinsPatterns tries all pairs of one byte, all values of two bytes beside
 // NaNs and some special ones, and many values of the wider types.
 func TestTwinsPatterns(t *testing.T) {
-	rng := newRand(t)
+	rng := must.Rand(t)
 	eachTwin(t, func(t *testing.T, p pair, f, twin Func) {
 		d := p.dtype
 		const n = 1 << 16
@@ -167,7 +168,7 @@ func TestTwinsPatterns(t *testing.T) {
 // TestTwinsScale holds the loops of Divide and PreMul against the portable ones.
 func TestTwinsScale(t *testing.T) {
 	needAssembly(t)
-	rng := newRand(t)
+	rng := must.Rand(t)
 	try := func(t *testing.T, d tensor.DType, f, twin func(b []byte), b []byte) {
 		t.Helper()
 		want := slices.Clone(b)
@@ -350,8 +351,7 @@ func BenchmarkTwins(b *testing.B) {
 // TestStackGrows has kernels run at every depth of a goroutine's stack, so that the stack grows in
 // the middle of one. A kernel copies the elements that do not fill a step to the stack.
 func TestStackGrows(t *testing.T) {
-	sum, err := Kernel(Sum, tensor.Int32)
-	require.NoError(t, err)
+	sum := must.Get(Kernel(Sum, tensor.Int32))
 	for depth := range 600 {
 		done := make(chan []byte)
 		go func() {

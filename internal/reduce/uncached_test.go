@@ -36,13 +36,3 @@ func total(b []byte) (n int) {
 	}
 	return n
 }
-
-func BenchmarkUncached(b *testing.B) {
-	src, dst := make([]byte, 16<<10), make([]byte, 64<<20)
-	b.SetBytes(int64(len(dst)))
-	for b.Loop() {
-		for at := 0; at < len(dst); at += len(src) {
-			Uncached(dst[at:][:len(src)], src)
-		}
-	}
-}

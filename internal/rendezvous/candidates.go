@@ -14,12 +14,10 @@ import (
 // maxCandidates bounds the connections that claim to be one peer.
 const maxCandidates = 16
 
-// candidates has the connections that may be those of a peer, which cannot prove who it is. A
-// rank of PyTorch up to 2.0 says nothing when it connects, and other ranks say their rank and no
-// secret number. Several connections may claim to be the peer. The first one that sends a valid
-// message is the peer, and the others are closed. Until then every candidate gets what the mesh
-// writes. That contains no payload, because a payload is sent only after the peer has asked for
-// it.
+// candidates has the connections that may be those of a peer which cannot prove who it is. Such a peer says nothing
+// when it connects, or its rank without a secret number. Several connections may claim to be the peer. The first one
+// that sends a valid message is the peer, and the others are closed. Until then every candidate gets what the mesh
+// writes. That contains no payload, because a payload is sent only after the peer has asked for it.
 type candidates struct {
 	fromPeerHost func(net.Conn) bool // whether it comes from the host where the peer listens
 	dead         func() bool         // whether a peer without a connection counts as dead

@@ -15,20 +15,12 @@
 // little-endian. A rank reads up to 64 addresses in one call of the store, if all of them
 // are there, and else the next one.
 //
-// The published value changed with PyTorch 2.1, and the two forms do not mix:
+// Under <r> a rank publishes its host name, one address, and for each rank the number that it says when
+// it connects. One listener serves all; a connection begins with those 8 bytes.
 //
-//	G1  up to PyTorch 2.0. Under rank_<r> the host name, under <r> one address of
-//	    136 bytes for each other rank: every pair has a listener of its own, and
-//	    connections begin with the first message.
-//	G2  since PyTorch 2.1. Under <r> the host name, one address, and for each
-//	    rank the number that it says when it connects. One listener serves all;
-//	    a connection begins with those 8 bytes.
-//
-// The store's dialect tells the form, where it has one. A file, Redis or memory has none.
-// There, ranks of this library first set rank_<r>, as G1 ranks do, and auto_<r>. Then each
-// waits until a rank has published an address, and uses that form. If all ranks have set
-// auto_<r>, they use G2. So a group of Go ranks uses G2, and a group with PyTorch ranks
-// uses theirs, in any order of arrival.
+// PyTorch up to 2.0 has another form, which the store tells ([store.IsTorch1]): under rank_<r> the host
+// name, and under <r> one address of 136 bytes for each other rank. Every pair has a listener of its own,
+// and connections begin with the first message. The two forms do not mix.
 //
 // Since PyTorch 2.7 ranks may connect late, when they first need a peer, and then publish
 // no numbers. A rank of this library with the greater address connects to them at once.
@@ -41,7 +33,8 @@
 // Ranks that have another wire publish a record of it under native_<r>, before their
 // address. So a rank that has all addresses knows which ranks have one, and all ranks come
 // to the same decision ([Native]). A rank that takes only the other wire does not listen,
-// and publishes 0.0.0.0:0 as its address.
+// and publishes 0.0.0.0:0 as its address. If all ranks are of this library (Config.Meeting), each publishes a record, which may
+// be empty. They read these first, and listen for Gloo's wire only if one has none.
 //
 // # When ranks do not come
 //
@@ -53,7 +46,8 @@
 //
 // A rank whose time runs out lacks ranks that may themselves wait for others. Config.Meeting asks
 // all ranks. The Error then lists only ranks that did not answer: "published no address", or
-// "published its address and does not answer". Without Config.Meeting it leaves out ranks that
+// "published its address and does not answer". Of ranks that do answer it
+// says that they do not reach each other ([Error.Unconnected]). Without Config.Meeting it leaves out ranks that
 // probably wait for others.
 //
 // # Strangers
@@ -62,7 +56,7 @@
 // says anything else is closed at once. A silent one is closed after 10 s, or earlier if
 // there are more than 1024. None of them costs the group anything.
 //
-// Two kinds of ranks have no proof of who they are: G1 ranks, which say nothing, and ranks
+// Two kinds of ranks have no proof of who they are: ranks of PyTorch up to 2.0, which say nothing, and ranks
 // that say their rank. All connections that may be such a rank get the announcements meant
 // for it, which are messages without payload. The connection from which a valid message of
 // Gloo comes first is the rank, and the others are closed. So strangers that are silent, or

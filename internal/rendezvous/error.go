@@ -12,9 +12,8 @@ import (
 )
 
 var (
-	// ErrGeneration: ranks publish their addresses in different forms. Ranks of PyTorch up to
-	// 2.0 and later ones cannot be in one group.
-	ErrGeneration = errors.New("ranks publish addresses in different forms")
+	// ErrGeneration: ranks publish their addresses in different forms.
+	ErrGeneration = errors.New("ranks of two generations of PyTorch, up to 2.0 and later, cannot be in one group")
 
 	// ErrWire: a rank does not listen for Gloo's wire (Native.Only), and another one needs it.
 	ErrWire = errors.New("the ranks have no wire in common")
@@ -62,8 +61,13 @@ type Error struct {
 	Missing    []Missing // ascending; only one if that rank is the cause
 	Err        error
 
+	lacks []int            // with which this rank is not connected although they run
 	fault *transport.Fault // what the other ranks are told
 }
+
+// Unconnected returns the ranks that run, as far as the others know, and that this one could not connect with in the time
+// for that.
+func (e *Error) Unconnected() []int { return e.lacks }
 
 func (e *Error) Error() string {
 	var b strings.Builder
@@ -87,10 +91,14 @@ func (e *Error) Error() string {
 	return s + e.Err.Error()
 }
 
-// Unwrap returns the cause, and the *transport.Fault that the other ranks are told.
+// Unwrap returns the cause, and the *transport.Fault that the other ranks are told. If time has run out on another rank first,
+// it has run out here too.
 func (e *Error) Unwrap() []error {
-	if e.fault == nil {
+	switch {
+	case e.fault == nil:
 		return []error{e.Err}
+	case e.fault.Kind == transport.FaultTimeout:
+		return []error{e.Err, e.fault, context.DeadlineExceeded}
 	}
 	return []error{e.Err, e.fault}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/internal/transport/wire"
@@ -33,7 +34,7 @@ func TestNative(t *testing.T) {
 			var meshes [size]transport.Mesh
 			var got [size][][]byte
 			ms := connect(t, store.NewHash(), size, func(c *Config) {
-				c.Generation = G2
+				G2.set(c)
 				r := c.Rank
 				if r == tc.without {
 					return
@@ -83,7 +84,7 @@ func (s withoutMultiSet) MultiSet(context.Context, []string, [][]byte) error { r
 func TestNativeFails(t *testing.T) {
 	no := errors.New("no room")
 	native := func(c *Config) {
-		c.Generation = G2
+		G2.set(c)
 		c.Native = &Native{Connect: func(context.Context, [][]byte) (transport.Mesh, error) { return nil, no }}
 	}
 	e := failure(t, start(context.Background(), withoutMultiSet{store.NewHash(), no}, 2, native, 0))
@@ -99,7 +100,8 @@ func TestNativeFails(t *testing.T) {
 func TestNativeOutOfTime(t *testing.T) {
 	t.Parallel()
 	out := start(context.Background(), store.NewHash(), 3, func(c *Config) {
-		c.Generation, c.Timeout = G2, 5*time.Second
+		G2.set(c)
+		c.Timeout = 5 * time.Second
 		c.Native = &Native{Connect: func(ctx context.Context, _ [][]byte) (transport.Mesh, error) {
 			<-ctx.Done()
 			<-time.After(20 * time.Millisecond)
@@ -116,6 +118,7 @@ func TestNativeOutOfTime(t *testing.T) {
 // F-32: a rank that gives up tells connected ranks why, and who is at fault, in both forms of
 // addresses. TestDeathsWhileMeeting in package pg kills ranks at random moments.
 func TestF32FailuresAreTold(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name    string
 		timeout time.Duration
@@ -130,7 +133,7 @@ func TestF32FailuresAreTold(t *testing.T) {
 		}},
 		{"a rank does not come", 5 * time.Second, transport.FaultTimeout, 2, "rank 2 published no address within", func(*testing.T, store.Store, func()) {}},
 	} {
-		for _, gen := range []Generation{G1, G2} {
+		for _, gen := range []generation{G1, G2} {
 			t.Run(fmt.Sprint(tc.name, ", ", gen), func(t *testing.T) {
 				t.Parallel()
 				st := store.NewHash()
@@ -138,16 +141,17 @@ func TestF32FailuresAreTold(t *testing.T) {
 				defer cancel()
 				own := peerValue(3, listen(t, "127.0.0.9:0")) // greater: rank 1 connects
 				if gen == G1 {
-					own = value{gen: G1, at: []endpoint{own.at[0], own.at[0]}}
+					own = value{perRank: true, at: []endpoint{own.at[0], own.at[0]}}
 				}
 				set(t, st, "1", own.encode())
-				out := start(ctx, st, 3, func(c *Config) { c.Generation, c.Timeout = gen, tc.timeout }, 0)
+				out := start(ctx, st, 3, func(c *Config) {
+					gen.set(c)
+					c.Timeout = tc.timeout
+				}, 0)
 				v := published(t, st, 0, 3)
-				conn, err := net.Dial("tcp", v.at[0].at.String())
-				require.NoError(t, err)
+				conn := must.Get(net.Dial("tcp", v.at[0].at.String()))
 				if gen == G2 {
-					_, err = conn.Write(words(uint64(v.ids[1])))
-					require.NoError(t, err)
+					must.Get(conn.Write(words(uint64(v.ids[1]))))
 				}
 				peer := wire.New(1, 3, wire.Options{})
 				defer peer.Close()
@@ -179,13 +183,12 @@ func TestSilentRanksAreTold(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	at := peerValue(3, listen(t, "127.0.0.9:0")).at[0]
-	set(t, st, "1", value{gen: G1, at: []endpoint{at, at}}.encode())
-	out := start(ctx, st, 3, func(c *Config) { c.Generation = G1 }, 0)
+	set(t, st, "1", value{perRank: true, at: []endpoint{at, at}}.encode())
+	out := start(ctx, st, 3, func(c *Config) { G1.set(c) }, 0)
 	v := published(t, st, 0, 3)
 	var silent []net.Conn
 	for range 2 {
-		c, err := net.Dial("tcp", v.at[0].at.String())
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", v.at[0].at.String()))
 		defer c.Close()
 		awaitHello(t, c)
 		silent = append(silent, c)

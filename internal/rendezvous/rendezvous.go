@@ -42,11 +42,6 @@ const (
 	// addressBatch is how many addresses are read at a time. In a group of 1024 ranks an address has
 	// 8 KiB.
 	addressBatch = 64
-
-	// lookPause is the first pause between looks for other ranks. It doubles up to
-	// lookPauseMax.
-	lookPause    = 2 * time.Millisecond
-	lookPauseMax = 100 * time.Millisecond
 )
 
 // Config is the input of Connect. Store, Rank and Size are required.
@@ -56,9 +51,6 @@ type Config struct {
 	Store store.Store
 
 	Rank, Size int
-
-	// Generation is the form of addresses. Auto detects it.
-	Generation Generation
 
 	// Address is where to listen. If it is not valid, Interface counts.
 	Address netip.Addr
@@ -91,9 +83,8 @@ type Config struct {
 	// intervals. Nil means slog.Default().
 	Logger *slog.Logger
 
-	// LastSeen, if not nil, tells what is known of a rank that has published nothing, and whether
-	// it waits for other ranks.
-	LastSeen func(ctx context.Context, rank int) (what string, waits bool)
+	// LastSeen, if not nil, tells what is known of a rank that has published nothing.
+	LastSeen func(ctx context.Context, rank int) string
 
 	// Meeting, if not nil, is how the ranks find out who keeps them from meeting. All ranks are of
 	// this library then.
@@ -119,7 +110,7 @@ type Native struct {
 	// before the Gloo address, under a key of its own.
 	Record []byte
 
-	// Connect is called once every rank has published its Gloo address. It gets the records by
+	// Connect is called once every rank has published its Gloo address, or its record. It gets the records by
 	// rank, nil for ranks that have published none. Every rank gets the same. It returns the
 	// mesh, or nil to go on with Gloo's wire.
 	Connect func(ctx context.Context, records [][]byte) (transport.Mesh, error)
@@ -138,8 +129,6 @@ func Connect(ctx context.Context, cfg Config) (transport.Mesh, error) {
 	switch {
 	case cfg.Size < 1 || cfg.Rank < 0 || cfg.Rank >= cfg.Size:
 		return nil, fmt.Errorf("rendezvous: rank %d is not in a group of %d", cfg.Rank, cfg.Size)
-	case cfg.Generation < Auto || cfg.Generation > G2:
-		return nil, fmt.Errorf("rendezvous: unknown %v", cfg.Generation)
 	case cfg.Size == 1:
 		return wire.New(0, 1, wire.Options{}), nil
 	case cfg.Store == nil:
@@ -193,7 +182,6 @@ type meeting struct {
 // peer is what is known of another rank.
 type peer struct {
 	stage stage
-	shown bool // it has set auto_<r>
 	host  string
 	at    endpoint
 	known bool  // its value has been read
@@ -269,20 +257,32 @@ func (m *meeting) run(ctx context.Context) (*Error, *transport.Fault) {
 	}
 }
 
-// work publishes this rank's address, reads those of the others, and connects.
+// work publishes this rank's address, reads those of the others, and connects. Ranks of this library alone first publish
+// their records, which may be empty.
 func (m *meeting) work(ctx context.Context, stop context.CancelCauseFunc) error {
-	if n := m.cfg.Native; n != nil && n.Only {
+	n := m.cfg.Native
+	if n != nil && n.Only {
 		return m.workNative(ctx)
+	}
+	if m.cfg.Meeting != nil {
+		var record []byte
+		if n != nil {
+			record = n.Record
+		}
+		err := m.cfg.Store.Set(ctx, recordKey(m.cfg.Rank), record)
+		met := false
+		if err == nil && n != nil {
+			met, err = m.connectNative(ctx)
+		}
+		if err != nil || met {
+			return err
+		}
 	}
 	addr, err := listenAddr(ctx, m.cfg)
 	if err != nil {
 		return err
 	}
-	gen, err := m.generation(ctx)
-	if err != nil {
-		return err
-	}
-	if err := m.listen(addr, gen); err != nil {
+	if err := m.listen(addr); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -342,17 +342,10 @@ func (m *meeting) readAddresses(ctx context.Context, take func(rank int, value [
 	return nil
 }
 
-// workNative is work of a rank that does not listen for Gloo's wire. Other ranks wait for its
-// value, and PyTorch ranks up to 2.0 for its host name.
+// workNative is work of a rank that does not listen for Gloo's wire. Other ranks wait for its value.
 func (m *meeting) workNative(ctx context.Context) error {
-	gen := m.knownGeneration()
-	if gen == G1 {
-		if err := m.publishHost(ctx); err != nil {
-			return err
-		}
-	}
 	m.mu.Lock()
-	m.own = valueNotListening(gen, m.cfg.HostName, m.cfg.Size)
+	m.own = valueNotListening(perRank(m.cfg.Store), m.cfg.HostName, m.cfg.Size)
 	published := m.own.encode()
 	m.mu.Unlock()
 	met, err := m.publish(ctx, published)
@@ -366,19 +359,29 @@ func (m *meeting) workNative(ctx context.Context) error {
 // by the native wire.
 func (m *meeting) publish(ctx context.Context, address []byte) (bool, error) {
 	own, n := strconv.Itoa(m.cfg.Rank), m.cfg.Native
-	if n == nil {
+	if m.own.perRank {
+		if err := m.publishHost(ctx); err != nil {
+			return false, err
+		}
+	}
+	if n == nil || m.cfg.Meeting != nil && !n.Only {
 		return false, m.cfg.Store.Set(ctx, own, address)
 	}
 	err := m.cfg.Store.MultiSet(ctx, []string{recordKey(m.cfg.Rank), own}, [][]byte{n.Record, address})
 	if err != nil {
 		return false, err
 	}
+	return m.connectNative(ctx)
+}
+
+// connectNative returns true if the ranks have connected by the native wire.
+func (m *meeting) connectNative(ctx context.Context) (bool, error) {
 	records, err := m.records(ctx)
 	if err != nil {
 		return false, err
 	}
 	m.setConnectingNative(true)
-	mesh, err := n.Connect(ctx, records)
+	mesh, err := m.cfg.Native.Connect(ctx, records)
 	m.setConnectingNative(false)
 	if err != nil {
 		return false, err
@@ -393,11 +396,28 @@ func (m *meeting) publish(ctx context.Context, address []byte) (bool, error) {
 	return mesh != nil, nil
 }
 
+// cameKey is the key that a rank writes first.
+func (m *meeting) cameKey(rank int) string {
+	if m.cfg.Meeting != nil {
+		return recordKey(rank)
+	}
+	return strconv.Itoa(rank)
+}
+
 // records returns the native records of all ranks.
 func (m *meeting) records(ctx context.Context) ([][]byte, error) {
 	addresses, keys := make([]string, m.cfg.Size), make([]string, m.cfg.Size)
 	for r := range keys {
 		addresses[r], keys[r] = strconv.Itoa(r), recordKey(r)
+	}
+	if m.cfg.Meeting != nil {
+		records, err := m.cfg.Store.MultiGet(ctx, keys)
+		for r := range records {
+			if len(records[r]) == 0 {
+				records[r] = nil
+			}
+		}
+		return records, err
 	}
 	if err := m.cfg.Store.Wait(ctx, addresses...); err != nil {
 		return nil, err
@@ -428,113 +448,31 @@ func (m *meeting) there(ctx context.Context, keys []string) ([][]byte, error) {
 
 // watch notices the end of the mesh and of peers.
 func (m *meeting) watch(ctx context.Context, stop context.CancelCauseFunc) {
-	select {
-	case <-ctx.Done():
-	case <-m.mesh.Failed():
-		stop(m.mesh.Fault())
-	case f := <-m.died:
-		stop(f)
-	case i := <-m.gone:
-		grace := time.NewTimer(departureGrace)
-		defer grace.Stop()
+	var grace <-chan time.Time
+	gone := -1 // the first peer that has left
+	for {
 		select {
 		case <-ctx.Done():
 		case <-m.mesh.Failed():
 			stop(m.mesh.Fault())
 		case f := <-m.died:
 			stop(f)
-		case <-grace.C:
-			stop(m.peerFailure(i, transport.FaultPeerDied, "closed its connection before all ranks had met", net.ErrClosed))
-		}
-	}
-}
-
-// generation returns the form of addresses to use. It publishes this rank's host name where
-// PyTorch up to 2.0 needs it.
-func (m *meeting) generation(ctx context.Context) (Generation, error) {
-	gen := m.knownGeneration()
-	if gen == G2 {
-		return gen, nil
-	}
-	if err := m.publishHost(ctx); err != nil || gen == G1 {
-		return gen, err
-	}
-	if err := m.cfg.Store.Set(ctx, fmt.Sprintf("auto_%d", m.cfg.Rank), []byte(m.cfg.HostName)); err != nil {
-		return gen, err
-	}
-	return m.detectGeneration(ctx)
-}
-
-// knownGeneration returns the form that the options and the store's dialect tell, Auto if
-// neither does.
-func (m *meeting) knownGeneration() Generation {
-	if m.cfg.Generation == Auto {
-		switch store.DialectOf(m.cfg.Store) {
-		case store.DialectV1:
-			return G1
-		case store.DialectV2:
-			return G2
-		}
-	}
-	return m.cfg.Generation
-}
-
-// publishHost publishes the host name for PyTorch ranks up to 2.0.
-func (m *meeting) publishHost(ctx context.Context) error {
-	return m.cfg.Store.Set(ctx, fmt.Sprintf("rank_%d", m.cfg.Rank), []byte(m.cfg.HostName))
-}
-
-// detectGeneration waits until a rank has published an address, and returns its form, or until
-// all ranks wait like this one.
-func (m *meeting) detectGeneration(ctx context.Context) (Generation, error) {
-	var shows []string
-	for i := range m.peers {
-		shows = append(shows, "auto_"+strconv.Itoa(i))
-	}
-	for pause := lookPause; ; pause = min(2*pause, lookPauseMax) {
-		if all, err := m.cfg.Store.Check(ctx, shows...); err != nil {
-			return Auto, err
-		} else if all {
-			return G2, nil
-		}
-		for i := range m.peers {
-			if i == m.cfg.Rank || m.peers[i].shown {
-				continue // it publishes no address before it knows the form, as this one
+		case i := <-m.gone:
+			if gone < 0 {
+				gone, grace = i, time.After(departureGrace)
 			}
-			key := strconv.Itoa(i)
-			if ok, err := m.cfg.Store.Check(ctx, key); err != nil {
-				return Auto, err
-			} else if ok {
-				b, err := m.cfg.Store.Get(ctx, key)
-				if err != nil {
-					return Auto, err
-				}
-				v, err := parseValue(b, m.cfg.Size)
-				if err != nil {
-					return Auto, m.peerFailure(i, transport.FaultMismatch, "published "+err.Error(), ErrAddress)
-				}
-				return v.gen, nil
-			}
-			ok, err := m.cfg.Store.Check(ctx, shows[i])
-			if err != nil {
-				return Auto, err
-			}
-			m.mu.Lock()
-			m.peers[i].shown = ok
-			m.mu.Unlock()
+			continue
+		case <-grace:
+			stop(m.peerFailure(gone, transport.FaultPeerDied, "closed its connection before all ranks had met", net.ErrClosed))
 		}
-		select {
-		case <-ctx.Done():
-			return Auto, ctx.Err()
-		case <-time.After(pause):
-		}
+		return
 	}
 }
 
 // listen opens this rank's listeners and makes the value to publish.
-func (m *meeting) listen(addr netip.Addr, gen Generation) error {
+func (m *meeting) listen(addr netip.Addr) error {
 	var err error
-	v := value{gen: gen, host: m.cfg.HostName}
+	v := value{perRank: perRank(m.cfg.Store), host: m.cfg.HostName}
 	open := func(enter func(net.Conn, net.Listener)) error {
 		l, err := net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
 		if err != nil {
@@ -545,12 +483,12 @@ func (m *meeting) listen(addr netip.Addr, gen Generation) error {
 		m.acceptor.add(l, func(conn net.Conn) { enter(conn, l) })
 		return nil
 	}
-	if gen == G2 {
+	if !v.perRank {
 		err = open(func(conn net.Conn, _ net.Listener) { m.identify(conn) })
 		v.ids = newIDs(m.cfg.Size)
 	}
 	for i := range m.peers {
-		if gen == G1 && i != m.cfg.Rank && err == nil {
+		if v.perRank && i != m.cfg.Rank && err == nil {
 			err = open(func(conn net.Conn, l net.Listener) { m.claim(i, conn, l) })
 		}
 	}
@@ -795,12 +733,11 @@ func (m *meeting) readValue(i int, b []byte) (peer, error) {
 		return peer{}, m.peerFailureLocked(i, transport.FaultMismatch,
 			"takes only the native wire (it has TLS, or Options.Wire is native or tcp), and this rank needs Gloo's", ErrWire)
 	}
-	if v.gen != m.own.gen {
-		return peer{}, m.peerFailureLocked(i, transport.FaultMismatch,
-			fmt.Sprintf("published its address in the form %v where this rank uses %v", v.gen, m.own.gen), ErrGeneration)
+	if v.perRank != m.own.perRank {
+		return peer{}, m.peerFailureLocked(i, transport.FaultMismatch, "published its address in another form than this rank", ErrGeneration)
 	}
 	p.host, p.at = v.host, v.forPeer(i, m.cfg.Rank)
-	p.known, p.id, p.lazy = true, int64(m.cfg.Rank), v.gen == G2 && len(v.ids) == 0
+	p.known, p.id, p.lazy = true, int64(m.cfg.Rank), !v.perRank && len(v.ids) == 0
 	if len(v.ids) > 0 {
 		p.id = v.ids[m.cfg.Rank]
 	}
@@ -833,7 +770,7 @@ func (m *meeting) dial(ctx context.Context, i int, p peer) error {
 		case <-time.After(refusalPause):
 		}
 	}
-	if err == nil && m.own.gen == G2 {
+	if err == nil && !m.own.perRank {
 		// Gloo expects all 8 bytes in its first read.
 		_, err = conn.Write(binary.LittleEndian.AppendUint64(nil, uint64(p.id)))
 	}
@@ -883,6 +820,10 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 		return e, f
 	case errors.As(cause, &was): // of a peer, or of the native wire
 		*f = *was
+		var partial interface{ Unconnected() []int }
+		if errors.As(cause, &partial) {
+			m.judge(ctx, e, f, partial.Unconnected())
+		}
 		return e, f
 	case errors.Is(ctx.Err(), context.Canceled):
 		f.Kind = transport.FaultCanceled
@@ -910,17 +851,37 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 	defer cancel()
 	e.Missing = m.missing(look)
-	if f.Kind == transport.FaultTimeout && m.cfg.Meeting != nil {
-		if silent := m.cfg.Meeting.Silent(m.lacking()); len(silent) > 0 {
-			again, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
-			e.Missing = m.silent(again, silent)
-			cancel()
-		}
-	}
 	if f.Kind == transport.FaultTimeout && len(e.Missing) > 0 {
 		f.Rank = e.Missing[0].Rank
 	}
+	m.judge(ctx, e, f, m.lacking())
 	return e, f
+}
+
+// judge finds out which of the ranks that this one lacks do not run, if time has run out, here or on another rank that says
+// so. The others are alive, and their links are broken, or slow.
+func (m *meeting) judge(ctx context.Context, e *Error, f *transport.Fault, lacks []int) {
+	var told interface{ Culprit() int }
+	late := errors.Is(context.Cause(ctx), context.DeadlineExceeded) && errors.As(context.Cause(ctx), &told)
+	if m.cfg.Meeting == nil || len(lacks) == 0 || !late && f.Kind != transport.FaultTimeout {
+		return
+	}
+	var silent []int
+	if late {
+		silent = []int{told.Culprit()}
+	} else if silent = m.cfg.Meeting.Silent(lacks); len(silent) > 0 {
+		look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+		defer cancel()
+		e.Missing, f.Rank = m.silent(look, silent), silent[0]
+	}
+	if slices.Contains(silent, m.cfg.Rank) { // this rank had stopped
+		return
+	}
+	e.lacks = slices.DeleteFunc(slices.Clone(lacks), func(r int) bool { return slices.Contains(silent, r) })
+	if len(silent) == 0 {
+		f.Rank = -1
+		e.Err = fmt.Errorf("%w: %s and this rank reach the store, and not each other", e.Err, waiting.Ranks(e.lacks))
+	}
 }
 
 // lacking returns the ranks that are not connected. The native wire has a list of its own, so there
@@ -949,11 +910,11 @@ func (m *meeting) silent(ctx context.Context, ranks []int) []Missing {
 		m.mu.Unlock()
 		x := Missing{Rank: i, Host: p.host, Addr: p.at.at, What: "published its address and does not answer: it has stopped, or its host is away"}
 		if !p.known {
-			ok, err := m.cfg.Store.Check(ctx, strconv.Itoa(i))
+			ok, err := m.cfg.Store.Check(ctx, m.cameKey(i))
 			if err == nil && !ok {
 				x.What = "published no address"
 				if len(all) < maxLastSeen && m.cfg.LastSeen != nil {
-					x.Last, _ = m.cfg.LastSeen(ctx, i)
+					x.Last = m.cfg.LastSeen(ctx, i)
 				}
 			}
 		}
@@ -963,13 +924,9 @@ func (m *meeting) silent(ctx context.Context, ranks []int) []Missing {
 }
 
 // missing lists the ranks that are not connected. It leaves out ranks that may themselves be
-// waiting for others, unless all are. A rank first waits until all have joined the store, then
-// for the generation, then to learn which ranks have a native wire. At last it reads the
-// addresses of the ranks one after the other.
+// waiting for others, unless all are. A rank first waits to learn which ranks
+// have a native wire. Then it reads the addresses of the ranks one after the other.
 func (m *meeting) missing(ctx context.Context) []Missing {
-	m.mu.Lock()
-	detecting := len(m.own.at) == 0
-	m.mu.Unlock()
 	var all, waiters []Missing
 	for i := range m.peers {
 		m.mu.Lock()
@@ -985,16 +942,14 @@ func (m *meeting) missing(ctx context.Context) []Missing {
 		case awaited:
 			x.What, waits = "did not connect", true
 		case unpublished:
-			ok, err := m.cfg.Store.Check(ctx, strconv.Itoa(i))
+			ok, err := m.cfg.Store.Check(ctx, m.cameKey(i))
 			switch {
 			case err == nil && ok:
 				x.What, waits = "did not connect", true
-			case p.shown:
-				x.What, waits = "came but published no address", detecting
 			default:
 				x.What = "published no address"
 				if len(all) < maxLastSeen && m.cfg.LastSeen != nil {
-					x.Last, waits = m.cfg.LastSeen(ctx, i)
+					x.Last = m.cfg.LastSeen(ctx, i)
 				}
 			}
 		}

@@ -22,7 +22,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/strangers"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/store"
 )
@@ -117,14 +119,14 @@ func await(t *testing.T, r *transport.Request) error {
 // F-31: ranks meet and exchange messages both ways. TestF31Messages has large and unexpected ones,
 // the tests of package transporttest tags and aborts; package pg has collectives on such meshes.
 func TestF31WholeGroups(t *testing.T) {
-	for _, gen := range []Generation{Auto, G1, G2} {
+	for _, gen := range []generation{G1, G2} {
 		sizes := []int{1, 2, 3, 4, 5, 6, 7, 8, 9}
-		if gen == Auto && !testing.Short() {
+		if gen == G2 && testsize.Of(false, true, true) {
 			sizes = append(sizes, 64)
 		}
 		for _, size := range sizes {
 			t.Run(fmt.Sprintf("%v/%d", gen, size), func(t *testing.T) {
-				ms := connect(t, store.NewHash(), size, func(c *Config) { c.Generation = gen })
+				ms := connect(t, store.NewHash(), size, func(c *Config) { gen.set(c) })
 				for i, m := range ms {
 					require.Equal(t, i, m.Rank())
 					require.Equal(t, size, m.Size())
@@ -163,7 +165,7 @@ func TestAddressesAreReadTogether(t *testing.T) {
 	var ready sync.WaitGroup
 	ready.Add(size - 1)
 	connect(t, st, size, func(c *Config) {
-		c.Generation = G2
+		G2.set(c)
 		if c.Rank > 0 {
 			c.Native = &Native{Record: []byte("record"), Connect: func(context.Context, [][]byte) (transport.Mesh, error) {
 				ready.Done()
@@ -223,9 +225,10 @@ func TestIPv6(t *testing.T) {
 		t.Skip("no IPv6 loopback: ", err)
 	}
 	l.Close()
-	for _, gen := range []Generation{G1, G2} {
+	for _, gen := range []generation{G1, G2} {
 		ms := connect(t, store.NewHash(), 3, func(c *Config) {
-			c.Generation, c.Address = gen, netip.MustParseAddr("::1")
+			gen.set(c)
+			c.Address = netip.MustParseAddr("::1")
 		})
 		everyPair(t, ms)
 	}
@@ -264,50 +267,47 @@ func TestNearer(t *testing.T) {
 		near, _ := netip.ParseAddr(c.near)
 		require.Equal(t, netip.MustParseAddr(c.want), listenInsteadOf(netip.MustParseAddr(c.choice), near), "%+v", c)
 	}
-	addr, err := listenAddr(t.Context(), Config{LocalAddr: loopback})
-	require.NoError(t, err)
-	require.True(t, addr.IsLoopback())
+	require.True(t, must.Get(listenAddr(t.Context(), Config{LocalAddr: loopback})).IsLoopback())
 }
 
-// dialect is a store that knows its dialect.
-type dialect struct {
-	store.Store
-	d store.Dialect
+// generation is one of PyTorch's ranks, in the store of a Config.
+type generation bool
+
+const (
+	G1 generation = true // up to 2.0
+	G2 generation = false
+)
+
+func (g generation) set(c *Config) {
+	if g {
+		c.Store = torch1{c.Store}
+	}
 }
 
-func (d dialect) Dialect() store.Dialect { return d.d }
+func (g generation) String() string {
+	if g {
+		return "G1"
+	}
+	return "G2"
+}
 
-func TestDialectDecides(t *testing.T) {
-	for d, want := range map[store.Dialect]Generation{store.DialectV1: G1, store.DialectV2: G2} {
+type torch1 struct{ store.Store }
+
+func (torch1) IsTorch1() bool { return true }
+
+func TestStoreTellsTheForm(t *testing.T) {
+	for _, gen := range []generation{G1, G2} {
 		st := store.NewHash()
-		connect(t, dialect{st, d}, 2, nil)
-		b, err := st.Get(context.Background(), "1")
-		require.NoError(t, err)
-		v, err := parseValue(b, 2)
-		require.NoError(t, err)
-		require.Equal(t, want, v.gen)
-		g1, err := st.Check(context.Background(), "rank_0", "rank_1")
-		require.NoError(t, err)
-		require.Equal(t, want == G1, g1)
+		connect(t, st, 2, gen.set)
+		b := must.Get(st.Get(context.Background(), "1"))
+		require.Equal(t, bool(gen), must.Get(parseValue(b, 2)).perRank)
+		require.Equal(t, bool(gen), must.Get(st.Check(context.Background(), "rank_0", "rank_1")))
 	}
 }
 
-// A rank that is free to choose follows the one that is not, whoever is first.
-func TestAutoFollows(t *testing.T) {
-	for _, gen := range []Generation{G1, G2} {
-		for fixed := range 3 {
-			everyPair(t, connect(t, store.NewHash(), 3, func(c *Config) {
-				if c.Rank == fixed {
-					c.Generation = gen
-				}
-			}))
-		}
-	}
-}
-
-// peerValue is a G2 value of a peer at a port of 127.0.0.1.
+// peerValue is the value of a peer at a port of 127.0.0.1.
 func peerValue(size int, l net.Listener) value {
-	v := value{gen: G2, host: "peer", at: []endpoint{{l.Addr().(*net.TCPAddr).AddrPort(), noSeq}}}
+	v := value{host: "peer", at: []endpoint{{l.Addr().(*net.TCPAddr).AddrPort(), noSeq}}}
 	for i := range size {
 		v.ids = append(v.ids, int64(i))
 	}
@@ -315,8 +315,7 @@ func peerValue(size int, l net.Listener) value {
 }
 
 func listen(t *testing.T, addr string) net.Listener {
-	l, err := net.Listen("tcp", addr)
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", addr))
 	t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -329,11 +328,7 @@ func set(t *testing.T, st store.Store, key string, b []byte) {
 func published(t *testing.T, st store.Store, rank, size int) value {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	b, err := st.Get(ctx, strconv.Itoa(rank))
-	require.NoError(t, err)
-	v, err := parseValue(b, size)
-	require.NoError(t, err)
-	return v
+	return must.Get(parseValue(must.Get(st.Get(ctx, strconv.Itoa(rank))), size))
 }
 
 // failure waits for a Connect that fails and returns its error.
@@ -341,8 +336,7 @@ func failure(t *testing.T, out <-chan outcome) *Error {
 	t.Helper()
 	select {
 	case o := <-out:
-		var e *Error
-		require.ErrorAs(t, o.err, &e)
+		e := must.As[*Error](t, o.err)
 		return e
 	case <-time.After(patience + 10*time.Second):
 		require.FailNow(t, "Connect does not return")
@@ -350,12 +344,16 @@ func failure(t *testing.T, out <-chan outcome) *Error {
 	}
 }
 
-func g2(c *Config) { c.Generation = G2 }
+func g2(c *Config) { G2.set(c) }
 
 func TestTimeouts(t *testing.T) {
+	t.Parallel()
 	// limit is time enough for what has to happen before.
 	const limit = 5 * time.Second
-	short := func(c *Config) { c.Generation, c.Timeout = G2, limit }
+	short := func(c *Config) {
+		G2.set(c)
+		c.Timeout = limit
+	}
 	t.Run("published nothing", func(t *testing.T) {
 		t.Parallel()
 		e := failure(t, start(context.Background(), store.NewHash(), 3, short, 1))
@@ -372,8 +370,7 @@ func TestTimeouts(t *testing.T) {
 		require.Len(t, e.Missing, 1)
 		require.Equal(t, 2, e.Missing[0].Rank)
 		e = failure(t, patient)
-		var f *transport.Fault
-		require.ErrorAs(t, e, &f)
+		f := must.As[*transport.Fault](t, e)
 		require.Equal(t, transport.FaultTimeout, f.Kind)
 		require.Equal(t, 2, f.Rank)
 		require.Equal(t, 0, f.Reporter)
@@ -386,14 +383,6 @@ func TestTimeouts(t *testing.T) {
 		set(t, st, "1", peerValue(2, l).encode())
 		e := failure(t, start(context.Background(), st, 2, short, 0))
 		require.Contains(t, e.Error(), fmt.Sprintf("rank 1 (host peer, %v) did not connect within", l.Addr()))
-	})
-	t.Run("undecided", func(t *testing.T) {
-		t.Parallel()
-		st := store.NewHash()
-		set(t, st, "auto_1", []byte("h"))
-		e := failure(t, start(context.Background(), st, 3, func(c *Config) { c.Timeout = limit }, 0))
-		require.NotContains(t, e.Error(), "rank 1", "it waits for rank 2 as well")
-		require.Contains(t, e.Error(), "rank 2 published no address")
 	})
 	t.Run("cancelled", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -426,8 +415,7 @@ func TestTimeouts(t *testing.T) {
 		e := failure(t, out)
 		require.ErrorIs(t, e, context.Canceled)
 		require.ErrorContains(t, e, "user pressed stop")
-		var f *transport.Fault
-		require.ErrorAs(t, e, &f)
+		f := must.As[*transport.Fault](t, e)
 		require.Equal(t, transport.FaultCanceled, f.Kind)
 		told, _ := io.ReadAll(c)
 		var words []byte
@@ -452,30 +440,30 @@ func TestRefused(t *testing.T) {
 	l.Close()
 	set(t, st, "1", v.encode())
 	e := failure(t, start(context.Background(), st, 2, func(c *Config) {
-		c.Generation, c.Address = G2, netip.MustParseAddr("127.0.0.9")
+		G2.set(c)
+		c.Address = netip.MustParseAddr("127.0.0.9")
 	}, 0))
 	require.Contains(t, e.Error(), fmt.Sprintf("rank 1 (host peer, %v) refused the connection", l.Addr()))
 	require.False(t, e.Timeout())
 }
 
 func TestUnusableValues(t *testing.T) {
-	g1 := value{gen: G1, at: []endpoint{at("127.0.0.1:9")}}
+	g1 := value{perRank: true, at: []endpoint{at("127.0.0.1:9")}}
 	for name, c := range map[string]struct {
 		value []byte
-		gen   Generation
+		gen   generation
 		want  string
 		is    error
 	}{
-		"other form":    {g1.encode(), G2, "rank 1 published its address in the form G1 (PyTorch up to 2.0) where this rank uses G2 (PyTorch 2.1 and later)", ErrGeneration},
-		"other form 2":  {value{gen: G2, at: g1.at}.encode(), G1, "rank 1 (127.0.0.1:9) published", ErrGeneration},
-		"garbage":       {[]byte("garbage"), G2, "rank 1 published 7 bytes, which is not the form of a Gloo address", ErrAddress},
-		"garbage, auto": {[]byte("garbage"), Auto, "rank 1 published 7 bytes, which is not the form of a Gloo address", ErrAddress},
-		"other family":  {value{gen: G2, at: []endpoint{at("[::1]:9")}}.encode(), G2, "IPv6", ErrAddress},
+		"other form":   {g1.encode(), G2, "rank 1 published its address in another form than this rank: ranks of two generations of PyTorch, up to 2.0 and later, cannot be in one group", ErrGeneration},
+		"other form 2": {value{at: g1.at}.encode(), G1, "rank 1 (127.0.0.1:9) published", ErrGeneration},
+		"garbage":      {[]byte("garbage"), G2, "rank 1 published 7 bytes, which is not the form of a Gloo address", ErrAddress},
+		"other family": {value{at: []endpoint{at("[::1]:9")}}.encode(), G2, "IPv6", ErrAddress},
 	} {
 		t.Run(name, func(t *testing.T) {
 			st := store.NewHash()
 			set(t, st, "1", c.value)
-			e := failure(t, start(context.Background(), st, 2, func(cfg *Config) { cfg.Generation = c.gen }, 0))
+			e := failure(t, start(context.Background(), st, 2, func(cfg *Config) { c.gen.set(cfg) }, 0))
 			if name != "other form 2" {
 				require.Contains(t, e.Error(), c.want)
 			}
@@ -486,11 +474,9 @@ func TestUnusableValues(t *testing.T) {
 }
 
 func introduce(t *testing.T, addr netip.AddrPort, id int64) net.Conn {
-	c, err := net.Dial("tcp", addr.String())
-	require.NoError(t, err)
+	c := must.Get(net.Dial("tcp", addr.String()))
 	t.Cleanup(func() { c.Close() })
-	_, err = c.Write(binary.LittleEndian.AppendUint64(nil, uint64(id)))
-	require.NoError(t, err)
+	must.Get(c.Write(binary.LittleEndian.AppendUint64(nil, uint64(id))))
 	return c
 }
 
@@ -508,11 +494,9 @@ func TestStrangers(t *testing.T) {
 	st := store.NewHash()
 	out := start(context.Background(), st, 3, g2, 0)
 	v := published(t, st, 0, 3)
-	silent, err := net.Dial("tcp", v.at[0].at.String())
-	require.NoError(t, err)
+	silent := must.Get(net.Dial("tcp", v.at[0].at.String()))
 	defer silent.Close()
-	half, err := net.Dial("tcp", v.at[0].at.String())
-	require.NoError(t, err)
+	half := must.Get(net.Dial("tcp", v.at[0].at.String()))
 	half.Write([]byte{1, 0, 0})
 	half.Close()
 	require.Len(t, v.ids, 3)
@@ -559,6 +543,7 @@ func TestNumberIsTaken(t *testing.T) {
 // A rank that dies once it is connected ends the rendezvous of the other ranks,
 // which wait for a third.
 func TestPeerDiesMeanwhile(t *testing.T) {
+	t.Parallel()
 	hello := make([]byte, 48)
 	hello[0], hello[8], hello[22], hello[23], hello[32] = 48, 2, 1, 0xC1, 1
 	t.Run("rank of this library", func(t *testing.T) {
@@ -568,8 +553,7 @@ func TestPeerDiesMeanwhile(t *testing.T) {
 		c := introduce(t, v.at[0].at, v.ids[1])
 		c.Write(hello)
 		c.Close()
-		var f *transport.Fault
-		require.ErrorAs(t, failure(t, out), &f)
+		f := must.As[*transport.Fault](t, failure(t, out))
 		require.Equal(t, transport.FaultPeerDied, f.Kind)
 		require.Equal(t, 1, f.Rank)
 	})
@@ -587,6 +571,7 @@ func TestPeerDiesMeanwhile(t *testing.T) {
 // A peer that published no pair numbers may connect when it needs us: its
 // number is its rank, and ours is ours.
 func TestLazyPeer(t *testing.T) {
+	t.Parallel()
 	t.Run("this rank connects", func(t *testing.T) {
 		st := store.NewHash()
 		l := listen(t, "127.0.0.1:0")
@@ -594,14 +579,13 @@ func TestLazyPeer(t *testing.T) {
 		v.ids = nil
 		set(t, st, "1", v.encode())
 		out := start(context.Background(), st, 2, func(c *Config) {
-			c.Generation, c.Address = G2, netip.MustParseAddr("127.0.0.9")
+			G2.set(c)
+			c.Address = netip.MustParseAddr("127.0.0.9")
 		}, 0)
-		c, err := l.Accept()
-		require.NoError(t, err)
+		c := must.Get(l.Accept())
 		defer c.Close()
 		b := make([]byte, 8)
-		_, err = io.ReadFull(c, b)
-		require.NoError(t, err)
+		must.Get(io.ReadFull(c, b))
 		require.Equal(t, make([]byte, 8), b)
 		o := <-out
 		require.NoError(t, o.err)
@@ -625,8 +609,7 @@ func TestLazyPeer(t *testing.T) {
 		for i, w := range []uint64{48, 2, 4, 0, 2, 0, 50, 1, 4, 0, 2, 0} {
 			binary.LittleEndian.PutUint64(b[8*i:], w)
 		}
-		_, err := c.Write(append(b[:], "ok"...))
-		require.NoError(t, err)
+		must.Get(c.Write(append(b[:], "ok"...)))
 		require.NoError(t, await(t, r))
 		require.Equal(t, "ok", string(r.Buf))
 	})
@@ -640,8 +623,7 @@ func TestLazyPeer(t *testing.T) {
 		defer o.mesh.Close()
 		at := published(t, st, 0, 2).at[0].at
 		garbage := introduce(t, at, 1)
-		_, err := garbage.Write(bytes.Repeat([]byte("garbage!"), 100))
-		require.NoError(t, err)
+		must.Get(garbage.Write(bytes.Repeat([]byte("garbage!"), 100)))
 		ended(t, garbage)
 		silent := introduce(t, at, 1)
 		awaitHello(t, silent)
@@ -654,8 +636,7 @@ func TestLazyPeer(t *testing.T) {
 		awaitHello(t, c)
 		require.Equal(t, words(48, 2, 4, 0, 2, 0), take(t, c, 48))
 		require.Equal(t, words(48, 2, 4, 0, 2, 0), take(t, silent, 48))
-		_, err = c.Write(words(48, 3, 4, 0, 2, 0))
-		require.NoError(t, err)
+		must.Get(c.Write(words(48, 3, 4, 0, 2, 0)))
 		require.Equal(t, append(words(50, 1, 4, 0, 2, 0), "ok"...), take(t, c, 50))
 		require.NoError(t, await(t, s))
 		closed(t, silent)
@@ -683,8 +664,7 @@ func take(t *testing.T, c net.Conn, n int) []byte {
 	t.Helper()
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
 	b := make([]byte, n)
-	_, err := io.ReadFull(c, b)
-	require.NoError(t, err)
+	must.Get(io.ReadFull(c, b))
 	return b
 }
 
@@ -705,7 +685,7 @@ func awaitHello(t *testing.T, c net.Conn) {
 // nothing either, whether they come before the peer or not.
 func TestStrangersWithoutNumbers(t *testing.T) {
 	const size = 3
-	g1 := func(c *Config) { c.Generation = G1 }
+	g1 := func(c *Config) { G1.set(c) }
 	st := store.NewHash()
 	var ends []<-chan outcome
 	var knocks []net.Conn
@@ -753,18 +733,17 @@ func (s slow) Check(ctx context.Context, keys ...string) (bool, error) {
 // Connections whose peer is being looked up count as strangers: one too many closes the oldest.
 func TestStrangersAreLookedUp(t *testing.T) {
 	for name, c := range map[string]struct {
-		gen Generation
+		gen generation
 		say []byte
 	}{"no number": {G1, nil}, "a rank": {G2, binary.LittleEndian.AppendUint64(nil, 1)}} {
 		t.Run(name, func(t *testing.T) {
 			st := slow{store.NewHash(), make(chan struct{})}
 			ctx, cancel := context.WithCancel(context.Background())
-			out := start(ctx, st, 2, func(cfg *Config) { cfg.Generation = c.gen }, 0)
+			out := start(ctx, st, 2, func(cfg *Config) { c.gen.set(cfg) }, 0)
 			at := published(t, st.Store, 0, 2).at[0].at
 			var all []net.Conn
 			for range strangers.Limit(1) + 1 {
-				conn, err := net.Dial("tcp", at.String())
-				require.NoError(t, err)
+				conn := must.Get(net.Dial("tcp", at.String()))
 				defer conn.Close()
 				conn.Write(c.say)
 				all = append(all, conn)
@@ -782,20 +761,19 @@ func TestStrangersAreLookedUp(t *testing.T) {
 
 // A stranger at the listener for a peer that has not connected yet is not the peer.
 func TestStrangersBeforeThePeer(t *testing.T) {
+	t.Parallel()
 	for name, leave := range map[string]bool{"silent": false, "gone": true} {
 		t.Run(name, func(t *testing.T) {
 			st := store.NewHash()
-			peer := value{gen: G1, at: []endpoint{{listen(t, "127.0.0.9:0").Addr().(*net.TCPAddr).AddrPort(), noSeq}}}
+			peer := value{perRank: true, at: []endpoint{{listen(t, "127.0.0.9:0").Addr().(*net.TCPAddr).AddrPort(), noSeq}}}
 			set(t, st, "1", peer.encode())
-			out := start(context.Background(), st, 2, func(c *Config) { c.Generation = G1 }, 0)
+			out := start(context.Background(), st, 2, func(c *Config) { G1.set(c) }, 0)
 			at := published(t, st, 0, 2).at[0].at
-			stranger, err := net.Dial("tcp", at.String())
-			require.NoError(t, err)
+			stranger := must.Get(net.Dial("tcp", at.String()))
 			defer stranger.Close()
 			awaitHello(t, stranger)
 			if leave {
-				_, err = stranger.Write(bytes.Repeat([]byte("garbage!"), 100))
-				require.NoError(t, err)
+				must.Get(stranger.Write(bytes.Repeat([]byte("garbage!"), 100)))
 				ended(t, stranger)
 			}
 			c, err := net.Dial("tcp", at.String())
@@ -809,24 +787,28 @@ func TestStrangersBeforeThePeer(t *testing.T) {
 			r.Peer, r.Slot, r.Buf = 1, 4, make([]byte, 2)
 			o.mesh.Recv(r)
 			require.Equal(t, words(48, 3, 4, 0, 2, 0), take(t, c, 48))
-			_, err = c.Write(append(append(words(48, 2, 4, 0, 2, 0), words(50, 1, 4, 0, 2, 0)...), "ok"...))
-			require.NoError(t, err)
+			must.Get(c.Write(append(append(words(48, 2, 4, 0, 2, 0), words(50, 1, 4, 0, 2, 0)...), "ok"...)))
 			require.NoError(t, await(t, r))
 			require.Equal(t, "ok", string(r.Buf))
-			_, err = net.Dial("tcp", at.String())
-			require.Error(t, err, "nobody else is taken for the peer")
+			require.Eventually(t, func() bool {
+				c, err := net.Dial("tcp", at.String())
+				if err == nil {
+					c.Close()
+				}
+				return err != nil
+			}, patience, time.Millisecond, "nobody else is taken for the peer")
 		})
 	}
 }
 
 // A peer that says nothing and ends counts as gone, once all ranks have met.
 func TestASilentPeerDies(t *testing.T) {
+	t.Parallel()
 	st := store.NewHash()
-	peer := value{gen: G1, at: []endpoint{{listen(t, "127.0.0.9:0").Addr().(*net.TCPAddr).AddrPort(), noSeq}}}
+	peer := value{perRank: true, at: []endpoint{{listen(t, "127.0.0.9:0").Addr().(*net.TCPAddr).AddrPort(), noSeq}}}
 	set(t, st, "1", peer.encode())
-	out := start(context.Background(), st, 2, func(c *Config) { c.Generation = G1 }, 0)
-	c, err := net.Dial("tcp", published(t, st, 0, 2).at[0].at.String())
-	require.NoError(t, err)
+	out := start(context.Background(), st, 2, func(c *Config) { G1.set(c) }, 0)
+	c := must.Get(net.Dial("tcp", published(t, st, 0, 2).at[0].at.String()))
 	awaitHello(t, c)
 	o := <-out
 	require.NoError(t, o.err)
@@ -835,8 +817,7 @@ func TestASilentPeerDies(t *testing.T) {
 	r.Peer, r.Slot, r.Buf = 1, 4, make([]byte, 2)
 	o.mesh.Recv(r)
 	require.NoError(t, c.Close())
-	var f *transport.Fault
-	require.ErrorAs(t, await(t, r), &f)
+	f := must.As[*transport.Fault](t, await(t, r))
 	require.Equal(t, transport.FaultPeerDied, f.Kind)
 	require.Equal(t, 1, f.Rank)
 }
@@ -852,16 +833,13 @@ func TestManyCandidates(t *testing.T) {
 	l := listen(t, "127.0.0.1:0")
 	dial := func(from string) net.Conn {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
-		conn, err := d.Dial("tcp", l.Addr().String())
-		require.NoError(t, err)
+		conn := must.Get(d.Dial("tcp", l.Addr().String()))
 		t.Cleanup(func() { conn.Close() })
-		accepted, err := l.Accept()
-		require.NoError(t, err)
+		accepted := must.Get(l.Accept())
 		c.add(accepted)
 		return conn
 	}
-	_, err := c.Write(words(48, 2, 0xC101<<48, 0, 4, 0))
-	require.NoError(t, err)
+	must.Get(c.Write(words(48, 2, 0xC101<<48, 0, 4, 0)))
 	peer := dial("127.0.0.1")
 	awaitHello(t, peer)
 	first := dial("127.0.0.5")
@@ -870,13 +848,11 @@ func TestManyCandidates(t *testing.T) {
 		awaitHello(t, dial("127.0.0.5"))
 	}
 	closed(t, first)
-	_, err = peer.Write(words(48, 2, 4, 0, 2, 0))
-	require.NoError(t, err)
+	must.Get(peer.Write(words(48, 2, 4, 0, 2, 0)))
 	<-found
 	closed(t, dial("127.0.0.1"))
 	b := make([]byte, 48)
-	_, err = io.ReadFull(c, b)
-	require.NoError(t, err)
+	must.Get(io.ReadFull(c, b))
 	require.Equal(t, words(48, 2, 4, 0, 2, 0), b)
 	require.NoError(t, c.Close())
 	closed(t, peer)
@@ -892,8 +868,8 @@ func TestDescriptors(t *testing.T) {
 		return len(fds)
 	}
 	round := func() {
-		for _, gen := range []Generation{G1, G2} {
-			st, edit := store.NewHash(), func(c *Config) { c.Generation = gen }
+		for _, gen := range []generation{G1, G2} {
+			st, edit := store.NewHash(), func(c *Config) { gen.set(c) }
 			ms := make([]transport.Mesh, 4)
 			out := start(context.Background(), st, 4, edit, 0, 1, 2, 3)
 			for i := range ms {
@@ -903,7 +879,8 @@ func TestDescriptors(t *testing.T) {
 			}
 			closeAll(ms)
 			out = start(context.Background(), store.NewHash(), 4, func(c *Config) {
-				c.Generation, c.Timeout = gen, 50*time.Millisecond
+				gen.set(c)
+				c.Timeout = 50 * time.Millisecond
 			}, 0, 1)
 			failure(t, out)
 			failure(t, out)
@@ -929,9 +906,7 @@ func TestBadConfig(t *testing.T) {
 		{Store: store.NewHash(), Size: 2, Rank: 2},
 		{Store: store.NewHash(), Size: 2, Rank: -1},
 		{Size: 2},
-		{Store: store.NewHash(), Size: 2, Generation: 7},
 	} {
-		_, err := Connect(context.Background(), c)
-		require.ErrorContains(t, err, "rendezvous: ")
+		require.ErrorContains(t, must.Err(Connect(context.Background(), c)), "rendezvous: ")
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"math"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -14,28 +13,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/torchtest"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/store"
 )
-
-const python = "/usr/bin/python3"
-
-func needTorch(t *testing.T) {
-	out, err := exec.Command(python, "-c", "import torch.distributed").CombinedOutput()
-	if err == nil {
-		return
-	}
-	if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
-		require.NoError(t, err, "PyTorch: %s", out)
-	}
-	t.Skipf("no PyTorch at %s (Debian: python3-torch): %v", python, err)
-}
 
 // Two Go ranks and a PyTorch rank meet through a file, exchange messages of
 // all kinds, and part in both ways. HELLO, BYE and ABORT do the PyTorch rank no
 // harm: it ends with an exception that it can catch.
 func TestWithPyTorch(t *testing.T) {
-	needTorch(t)
+	torchtest.Need(t)
 	for torch := range 3 {
 		t.Run(strconv.Itoa(torch), func(t *testing.T) { withPyTorch(t, torch) })
 	}
@@ -44,17 +32,15 @@ func TestWithPyTorch(t *testing.T) {
 func withPyTorch(t *testing.T, torch int) {
 	const size = 3
 	path := filepath.Join(t.TempDir(), "store")
-	st, err := store.NewFile(path, -1)
-	require.NoError(t, err)
+	st := must.Get(store.NewFile(path, -1))
 	defer st.Close()
 	first, second := (torch+1)%size, (torch+2)%size
 
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, python, "testdata/torch_rank.py", path,
+	cmd := torchtest.Command(ctx, t, "testdata/torch_rank.py", path,
 		strconv.Itoa(torch), strconv.Itoa(first), strconv.Itoa(second))
-	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
-	require.NoError(t, err)
+	log := must.Get(os.Create(filepath.Join(t.TempDir(), "log")))
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
 	output := func() string {
@@ -67,7 +53,7 @@ func withPyTorch(t *testing.T, torch int) {
 	defer func() { cancel(); <-ended }()
 
 	ms := make([]transport.Mesh, size)
-	edit := func(c *Config) { c.Address, c.Timeout = netip.Addr{}, 2*time.Minute }
+	edit := func(c *Config) { c.Address, c.Timeout = netip.Addr{}, 2*time.Minute; G1.set(c) }
 	out := start(ctx, store.Prefix("0", store.Prefix("0", st)), size, edit, first, second)
 	for range 2 {
 		o := <-out
@@ -78,8 +64,7 @@ func withPyTorch(t *testing.T, torch int) {
 	if torch != 0 {
 		require.NoError(t, st.Set(ctx, "0/SEQ_NUM_STORE_KEY", make([]byte, 8)))
 	}
-	_, err = st.Add(ctx, "store_based_barrier_key:1", 2)
-	require.NoError(t, err)
+	must.Get(st.Add(ctx, "store_based_barrier_key:1", 2))
 
 	post := func(op func(transport.Mesh, *transport.Request), m transport.Mesh, peer int, slot uint64, buf []byte) *transport.Request {
 		r := transport.NewRequest()
@@ -140,7 +125,7 @@ func withPyTorch(t *testing.T, torch int) {
 
 	f := &transport.Fault{Kind: transport.FaultAborted, Rank: first, Reporter: first}
 	ms[first].Abort(f)
-	err = <-ended
+	err := <-ended
 	ended <- nil
 	require.NoError(t, err, output())
 	require.Contains(t, output(), "OK ")

@@ -13,30 +13,6 @@ import (
 	"strconv"
 )
 
-// Generation is the form in which addresses are published.
-type Generation int
-
-const (
-	// Auto: as the store's dialect or the other ranks show.
-	Auto Generation = iota
-	// G1 is the form of PyTorch up to 2.0.
-	G1
-	// G2 is the form of PyTorch 2.1 and later.
-	G2
-)
-
-func (g Generation) String() string {
-	switch g {
-	case Auto:
-		return "auto"
-	case G1:
-		return "G1 (PyTorch up to 2.0)"
-	case G2:
-		return "G2 (PyTorch 2.1 and later)"
-	}
-	return fmt.Sprintf("generation %d", int(g))
-}
-
 const (
 	blobLen = 136 // struct sockaddr_storage and a sequence number
 	noSeq   = -1
@@ -131,22 +107,19 @@ func compare(a, b endpoint) (int, error) {
 
 // value is what a rank publishes under its number.
 type value struct {
-	gen  Generation
-	host string     // G2
-	at   []endpoint // G1: one for each other rank, ascending; G2: one
-	ids  []int64    // G2: one for each rank, or none
+	perRank bool       // there is an address for each other rank, and nothing else; see perRank
+	host    string     // its name
+	at      []endpoint // one, or one for each other rank, ascending
+	ids     []int64    // one for each rank, or none
 }
 
 // valueNotListening is the value of a rank that does not listen. It is complete: a PyTorch rank
 // that reads it fails to connect, and does not read past its end.
-func valueNotListening(gen Generation, host string, size int) value {
-	v := value{gen: gen, host: host}
-	if gen == G1 {
-		v.at = slices.Repeat([]endpoint{notListening}, size-1)
-	} else {
-		v.at, v.ids = []endpoint{notListening}, newIDs(size)
+func valueNotListening(perRank bool, host string, size int) value {
+	if perRank {
+		return value{perRank: true, at: slices.Repeat([]endpoint{notListening}, size-1)}
 	}
-	return v
+	return value{host: host, at: []endpoint{notListening}, ids: newIDs(size)}
 }
 
 // newIDs makes numbers that cannot be guessed: a process that says one has read it in the
@@ -164,7 +137,7 @@ func newIDs(n int) []int64 {
 // forPeer returns the endpoint for rank in the value of rank owner.
 func (v value) forPeer(owner, rank int) endpoint {
 	switch {
-	case v.gen == G2:
+	case len(v.at) == 1:
 		return v.at[0]
 	case rank < owner:
 		return v.at[rank]
@@ -175,7 +148,7 @@ func (v value) forPeer(owner, rank int) endpoint {
 func (v value) encode() []byte {
 	var b []byte
 	le := binary.LittleEndian
-	if v.gen == G2 {
+	if !v.perRank {
 		b = le.AppendUint64(b, uint64(len(v.host)))
 		b = append(b, v.host...)
 		b = le.AppendUint64(b, blobLen)
@@ -189,33 +162,16 @@ func (v value) encode() []byte {
 	return b
 }
 
-// parseValue reads a value of either generation in a group of size ranks.
+// parseValue reads a value in a group of size ranks.
 func parseValue(b []byte, size int) (value, error) {
-	if v, ok, err := parseG2(b, size); ok {
+	if v, ok, err := parseFramed(b, size); ok {
 		return v, err
 	}
-	if len(b) == 0 || len(b)%blobLen != 0 {
-		return value{}, fmt.Errorf("%d bytes, which is not the form of a Gloo address", len(b))
-	}
-	v := value{gen: G1}
-	if n := len(b) / blobLen; n != size-1 {
-		return v, fmt.Errorf("%d addresses, as for a group of %d ranks, where this group has %d", n, n+1, size)
-	}
-	for i := range size - 1 {
-		e, err := parseBlob(b[i*blobLen:])
-		if err != nil {
-			return v, err
-		}
-		if e.seq >= 0 {
-			return v, errors.New("numbered addresses, as Gloo does on macOS and Windows, where its messages have another form")
-		}
-		v.at = append(v.at, e)
-	}
-	return v, nil
+	return parsePerRank(b, size)
 }
 
-// parseG2 reads a G2 value. ok is false if b does not have its frame.
-func parseG2(b []byte, size int) (v value, ok bool, err error) {
+// parseFramed reads a value with one address. ok is false if b does not have its frame.
+func parseFramed(b []byte, size int) (v value, ok bool, err error) {
 	le := binary.LittleEndian
 	if len(b) < 8+8+blobLen {
 		return v, false, nil
@@ -228,7 +184,7 @@ func parseG2(b []byte, size int) (v value, ok bool, err error) {
 	if le.Uint64(b) != blobLen {
 		return v, false, nil
 	}
-	v.gen, v.host = G2, string(host)
+	v.host = string(host)
 	b = b[8:]
 	e, err := parseBlob(b)
 	if err != nil {

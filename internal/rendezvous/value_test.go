@@ -8,12 +8,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 func unhex(t testing.TB, s string) []byte {
-	b, err := hex.DecodeString(strings.NewReplacer(" ", "", "\n", "", "\t", "").Replace(s))
-	require.NoError(t, err)
-	return b
+	return must.Get(hex.DecodeString(strings.NewReplacer(" ", "", "\n", "", "\t", "").Replace(s)))
 }
 
 func at(s string) endpoint { return endpoint{netip.MustParseAddrPort(s), noSeq} }
@@ -33,9 +33,8 @@ func TestGoldenValues(t *testing.T) {
 
 		b := unhex(t, goldenG2+rest+noSeqHex+idsHex)
 		require.Len(t, b, 170)
-		v, err := parseValue(b, 2)
-		require.NoError(t, err)
-		want := value{gen: G2, host: "vm", at: []endpoint{at("127.0.0.1:36267")}, ids: []int64{0, 1}}
+		v := must.Get(parseValue(b, 2))
+		want := value{host: "vm", at: []endpoint{at("127.0.0.1:36267")}, ids: []int64{0, 1}}
 		require.Equal(t, want, v)
 		if fill == "00" {
 			require.Equal(t, b, v.encode())
@@ -43,9 +42,8 @@ func TestGoldenValues(t *testing.T) {
 
 		b = unhex(t, goldenG1+rest+noSeqHex)
 		require.Len(t, b, 136)
-		v, err = parseValue(b, 2)
-		require.NoError(t, err)
-		require.Equal(t, value{gen: G1, at: []endpoint{at("127.0.0.1:40781")}}, v)
+		v = must.Get(parseValue(b, 2))
+		require.Equal(t, value{perRank: true, at: []endpoint{at("127.0.0.1:40781")}}, v)
 		if fill == "00" {
 			require.Equal(t, b, v.encode())
 		}
@@ -53,16 +51,13 @@ func TestGoldenValues(t *testing.T) {
 
 	// The address of a rank of PyTorch 2.6 that listens on ::1.
 	b := unhex(t, "0a009507 00000000 00000000000000000000000000000001 00000000"+strings.Repeat("00", 100)+noSeqHex)
-	e, err := parseBlob(b)
-	require.NoError(t, err)
+	e := must.Get(parseBlob(b))
 	require.Equal(t, at("[::1]:38151"), e)
 	require.Equal(t, b, e.appendBlob(nil))
 
-	lazy := value{gen: G2, host: "vm", at: []endpoint{at("127.0.0.1:1")}}
+	lazy := value{host: "vm", at: []endpoint{at("127.0.0.1:1")}}
 	require.Len(t, lazy.encode(), 154)
-	v, err := parseValue(lazy.encode(), 3)
-	require.NoError(t, err)
-	require.Equal(t, lazy, v)
+	require.Equal(t, lazy, must.Get(parseValue(lazy.encode(), 3)))
 }
 
 func TestWhoConnects(t *testing.T) {
@@ -79,33 +74,27 @@ func TestWhoConnects(t *testing.T) {
 		{"[fe80::1%1]:512", "[fe80::1%2]:1", -1},
 	} {
 		a, b := at(c.a), at(c.b)
-		n, err := compare(a, b)
-		require.NoError(t, err)
+		n := must.Get(compare(a, b))
 		require.Equal(t, c.want, n, "%s and %s", c.a, c.b)
-		n, err = compare(b, a)
-		require.NoError(t, err)
+		n = must.Get(compare(b, a))
 		require.Equal(t, -c.want, n)
 	}
-	_, err := compare(at("127.0.0.1:1"), at("[::1]:1"))
-	require.ErrorContains(t, err, "IPv6")
-	_, err = compare(at("127.0.0.1:1"), at("127.0.0.1:1"))
-	require.ErrorContains(t, err, "one address")
+	require.ErrorContains(t, must.Err(compare(at("127.0.0.1:1"), at("[::1]:1"))), "IPv6")
+	require.ErrorContains(t, must.Err(compare(at("127.0.0.1:1"), at("127.0.0.1:1"))), "one address")
 	a, b := at("127.0.0.1:1"), at("127.0.0.1:1")
 	a.seq = 5
-	n, err := compare(a, b)
-	require.NoError(t, err)
-	require.Equal(t, 1, n)
+	require.Equal(t, 1, must.Get(compare(a, b)))
 }
 
 func TestForPeer(t *testing.T) {
-	v := value{gen: G1, at: []endpoint{at("127.0.0.1:10"), at("127.0.0.1:11"), at("127.0.0.1:13")}}
+	v := value{perRank: true, at: []endpoint{at("127.0.0.1:10"), at("127.0.0.1:11"), at("127.0.0.1:13")}}
 	for peer, port := range map[int]uint16{0: 10, 1: 11, 3: 13} {
 		require.Equal(t, port, v.forPeer(2, peer).at.Port())
 	}
 }
 
 func TestBadValues(t *testing.T) {
-	good := value{gen: G2, host: "h", at: []endpoint{at("127.0.0.1:7")}, ids: []int64{0, 1, 2}}.encode()
+	good := value{host: "h", at: []endpoint{at("127.0.0.1:7")}, ids: []int64{0, 1, 2}}.encode()
 	one := at("127.0.0.1:7")
 	numbered := one
 	numbered.seq = 4
@@ -133,8 +122,7 @@ func TestBadValues(t *testing.T) {
 		"G1 address unspecified": {at("0.0.0.0:5").appendBlob(one.appendBlob(nil)), "no rank can listen"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := parseValue(c.b, 3)
-			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, must.Err(parseValue(c.b, 3)), c.want)
 		})
 	}
 }
@@ -142,7 +130,7 @@ func TestBadValues(t *testing.T) {
 func FuzzValue(f *testing.F) {
 	f.Add(unhex(f, goldenG2+strings.Repeat("00", 120)+noSeqHex+idsHex), 2)
 	f.Add(unhex(f, goldenG1+strings.Repeat("00", 120)+noSeqHex), 2)
-	f.Add(value{gen: G2, at: []endpoint{at("[fe80::1%3]:9")}}.encode(), 5)
+	f.Add(value{at: []endpoint{at("[fe80::1%3]:9")}}.encode(), 5)
 	f.Add([]byte("rank"), 1)
 	f.Fuzz(func(t *testing.T, b []byte, size int) {
 		if size < 2 || size > 64 {
@@ -152,9 +140,7 @@ func FuzzValue(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := parseValue(v.encode(), size)
-		require.NoError(t, err)
-		require.Equal(t, v, again)
+		require.Equal(t, v, must.Get(parseValue(v.encode(), size)))
 		for i := 1; i < size; i++ {
 			v.forPeer(0, i)
 			v.forPeer(i, 0)

@@ -1,19 +1,17 @@
 package ring
 
 import (
-	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestQueue compares the queue with a slice, after random calls. Places without an item are nil.
 func TestQueue(t *testing.T) {
-	seed := rand.Uint64()
-	t.Log("seed", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := must.Rand(t)
 	var q Queue[*int]
 	var want []*int
 	for range 20_000 {
@@ -54,19 +52,4 @@ func TestAllocs(t *testing.T) {
 		q.Put(1)
 		q.Take()
 	}))
-}
-
-// BenchmarkQueue takes the oldest of so many items, and puts one.
-func BenchmarkQueue(b *testing.B) {
-	for _, n := range []int{1, 1000, 16000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			var q Queue[*int]
-			for range n {
-				q.Put(new(int))
-			}
-			for b.Loop() {
-				q.Put(q.Take())
-			}
-		})
-	}
 }

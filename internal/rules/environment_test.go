@@ -14,14 +14,24 @@ import (
 	"testing"
 )
 
-const environmentPage = "docs/environment.md"
+// environmentPage has the variables of the library and of c10d, testsPage those of tests.
+const (
+	environmentPage = "docs/environment.md"
+	testsPage       = "CONTRIBUTING.md"
+
+	// launchersHeading is where the tables of launchers begin.
+	launchersHeading = "## Launchers\n"
+)
 
 var (
 	// variableName is the form of a variable's name with an underscore, such as OMPI_MCA_ess_base_jobid.
 	variableName = regexp.MustCompile(`^[A-Z][A-Z0-9]*(_[A-Za-z0-9]+)+$`)
 
-	// environmentRow is a row of a table in docs/environment.md.
+	// environmentRow is a row of a table of variables.
 	environmentRow = regexp.MustCompile("^\\| `([A-Za-z0-9_]+)` \\|")
+
+	// quotedName is a variable in a cell of a table of launchers: those have a row for what variables tell.
+	quotedName = regexp.MustCompile("`([A-Z][A-Z0-9]*(?:_[A-Za-z0-9]+)+)`")
 
 	// childVariable is the form of the variables by which a test instructs a process that it starts.
 	childVariable = regexp.MustCompile(`(^|_)TEST(_|$)`)
@@ -32,8 +42,8 @@ var notVariables = regexp.MustCompile(`^(CUDA_ERROR_.*|SEQ_NUM_STORE_KEY|` +
 	// the requests of TCPStore
 	`COMPARE_SET|DELETE_KEY|MULTI_GET|MULTI_SET|CANCEL_WAIT|QUEUE_PUSH|QUEUE_POP|QUEUE_LEN|QUEUE_TAKE|LIST_KEYS|WATCH_KEY|GIVE_UP|SET_WILL|DROP_WILL)$`)
 
-// TestEnvironment compares the variables in docs/environment.md with those in the sources: a variable
-// of either must be in the other.
+// TestEnvironment compares the variables in the documents with those in the sources: a variable of either
+// must be in the other.
 func TestEnvironment(t *testing.T) {
 	inSources := make(map[string]string) // variables, each with a file that has it
 	files(t, func(name string) {
@@ -51,32 +61,43 @@ func TestEnvironment(t *testing.T) {
 			}
 		}
 	})
-	page, err := os.ReadFile(filepath.Join(root, environmentPage))
-	if err != nil {
-		t.Fatal(err)
-	}
-	onPage := make(map[string]bool)
-	last := ""
-	for line := range strings.Lines(string(page)) {
-		row := environmentRow.FindStringSubmatch(line)
-		if row == nil {
-			last = "" // the next table has an order of its own
-			continue
+	onPage := make(map[string]string) // variables, each with its page
+	for _, name := range []string{environmentPage, testsPage} {
+		page, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
 		}
-		v := row[1]
-		if onPage[v] {
-			t.Errorf("%s has two rows for %s", environmentPage, v)
+		last, launchers := "", false
+		for line := range strings.Lines(string(page)) {
+			launchers = launchers || line == launchersHeading
+			row := environmentRow.FindStringSubmatch(line)
+			if row == nil || launchers {
+				last = "" // the next table has an order of its own
+				if launchers && strings.HasPrefix(line, "| ") {
+					for _, m := range quotedName.FindAllStringSubmatch(line, -1) {
+						if inSources[m[1]] == "" {
+							t.Errorf("%s has %s, which no Go file has", name, m[1])
+						}
+						onPage[m[1]] = name
+					}
+				}
+				continue
+			}
+			v := row[1]
+			if onPage[v] != "" {
+				t.Errorf("%s has a row for %s, and so has %s", name, v, onPage[v])
+			}
+			if v < last {
+				t.Errorf("%s: the row of %s comes after that of %s; sort the table", name, v, last)
+			}
+			if inSources[v] == "" {
+				t.Errorf("%s has a row for %s, which no Go file has", name, v)
+			}
+			onPage[v], last = name, v
 		}
-		if v < last {
-			t.Errorf("%s: the row of %s comes after that of %s; sort the table", environmentPage, v, last)
-		}
-		if inSources[v] == "" {
-			t.Errorf("%s has a row for %s, which no Go file has", environmentPage, v)
-		}
-		onPage[v], last = true, v
 	}
 	for _, v := range slices.Sorted(maps.Keys(inSources)) {
-		if !onPage[v] {
+		if onPage[v] == "" {
 			t.Errorf("%s has no row for %s, which %s has; if it is no variable, add it to notVariables", environmentPage, v, inSources[v])
 		}
 	}

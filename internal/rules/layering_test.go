@@ -30,10 +30,12 @@ const (
 // knows one in a single file, and ddp knows none. A test file may import what
 // it likes.
 var layers = []layer{
+	{".", nil}, // documentation only
 	{"tensor", nil},
 	{"work", []string{"tensor"}},
 	{"internal/reduce", []string{"tensor", "golang.org/x/sys/cpu"}},
 	{"internal/reduce/asm", nil},
+	{"internal/option", nil}, // every package of the core may import it
 	{"internal/openfiles", nil},
 	{"internal/ownfile", nil},
 	{"internal/copies", []string{"golang.org/x/sys/..."}},
@@ -46,25 +48,29 @@ var layers = []layer{
 	{"internal/sockets", nil},
 	{"internal/credentials", []string{"internal/ownfile"}},
 	{"internal/testcerts", []string{"internal/credentials"}},
+	{"internal/must", []string{"github.com/stretchr/testify/..."}},
 	{"internal/rules", nil},
+	{"internal/testsize", nil},
+	{"internal/torchtest", nil},
 	{"internal/tcpsock", []string{"golang.org/x/sys/..."}},
 	{"internal/ring", nil},
-	{"internal/recheck", nil},
+	{"internal/lazytimer", nil},
 	{"internal/strangers", nil},
-	{"internal/lag", nil},
+	{"internal/cputime", nil},
 	{"internal/begun", nil},
-	{"internal/attack", []string{"github.com/stretchr/testify/..."}},
+	{"internal/attack", nil},
 	{"internal/waiting/...", nil},
 	{"internal/overlaptest", []string{"tensor", "work", "backend"}},
 
 	{"store", []string{"internal/ownfile"}},
 	{"store/storetest", []string{"store", "github.com/stretchr/testify/..."}},
-	{"store/tcp", []string{"store", "internal/credentials", "internal/lag", "internal/openfiles", "internal/strangers", "internal/tcpsock", "internal/waiting"}},
+	{"store/tcp", []string{"store", "internal/credentials", "internal/cputime", "internal/openfiles", "internal/strangers", "internal/tcpsock", "internal/waiting"}},
 	{"store/redis", []string{"store", "internal/credentials", "internal/tcpsock", "github.com/redis/go-redis/v9/..."}},
 
-	{"backend", []string{"tensor", "work", "store", "internal/reduce"}},
+	{"backend", []string{"tensor", "work", "store", "internal/reduce", "internal/bytesize"}},
 
-	{"internal/allreduce", []string{"tensor", "backend"}},
+	{"internal/registry", nil},
+	{"internal/argcheck", []string{"tensor", "work", "backend"}},
 
 	{"trace", []string{"tensor", "work", "backend", "internal/ownfile"}},
 	{"internal/rankpage", []string{"trace", "internal/credentials"}},
@@ -77,22 +83,29 @@ var layers = []layer{
 	{"internal/choice", []string{"internal/plan"}},
 	{"internal/ways", []string{"internal/plan", "internal/choice"}},
 	{"internal/cluster", []string{"internal/plan", "internal/ownfile"}},
-	{"internal/simulate", []string{"internal/plan"}},
 	{"internal/transport", nil},
 	{"internal/callback", nil},
 	{"backend/gloo/internal/blame", []string{"work", "internal/plan", "internal/transport", "internal/waiting"}},
-	{"internal/transport/tcp", []string{"internal/credentials", "internal/openfiles", "internal/recheck", "internal/strangers", "internal/tcpsock", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
-	{"internal/transport/transporttest", []string{"internal/transport", "github.com/stretchr/testify/..."}},
-	{"internal/transport/shm", []string{"internal/copies", "internal/memfd", "internal/openfiles", "internal/recheck", "internal/strangers", "internal/transport", "golang.org/x/sys/..."}},
+	{"internal/transport/tcp", []string{"internal/credentials", "internal/openfiles", "internal/lazytimer", "internal/strangers", "internal/tcpsock", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
+	{"internal/transport/transporttest", []string{"internal/must", "internal/transport", "github.com/stretchr/testify/..."}},
+	{"internal/transport/shm", []string{"internal/copies", "internal/memfd", "internal/openfiles", "internal/lazytimer", "internal/strangers", "internal/transport", "golang.org/x/sys/..."}},
 	{"internal/transport/mesh", []string{"internal/tcpsock", "internal/transport", "golang.org/x/sys/..."}},
 	{"internal/transport/wire", []string{"internal/tcpsock", "internal/transport", "internal/transport/mesh"}},
 	{"internal/transport/...", []string{"internal/transport"}},
 	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},
+	{"internal/netstage", []string{"work", "internal/cluster"}},
+	{"backend/gloo/internal/ask", []string{"work", "internal/cputime", "internal/plan", "internal/transport", "backend/gloo/internal/blame"}},
+	{"backend/gloo/internal/hostmesh", []string{"internal/transport", "internal/transport/shm", "backend/gloo/internal/blame"}},
+	{"backend/gloo/internal/run", []string{
+		"tensor", "work", "backend",
+		"internal/argcheck", "internal/begun", "internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/cputime", "internal/lazytimer", "internal/netstage", "internal/registry", "internal/ring", "internal/waiting",
+		"internal/transport", "internal/transport/shm", "internal/transport/tcp",
+		"backend/gloo/internal/ask", "backend/gloo/internal/blame", "backend/gloo/internal/hostmesh",
+	}},
 	{"backend/gloo", []string{
-		"tensor", "work", "store", "backend",
-		"internal/allreduce", "internal/begun", "internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/lag", "internal/recheck", "internal/ring", "internal/waiting",
+		"tensor", "work", "store", "backend", "internal/plan", "internal/choice", "internal/cluster", "internal/waiting",
 		"internal/transport", "internal/transport/mem", "internal/transport/shm", "internal/transport/tcp", "internal/rendezvous",
-		"backend/gloo/internal/blame",
+		"backend/gloo/internal/ask", "backend/gloo/internal/blame", "backend/gloo/internal/hostmesh", "backend/gloo/internal/run",
 	}},
 
 	// The driver's simulator, edges and suite are its users; it knows none of them.
@@ -105,55 +118,60 @@ var layers = []layer{
 	}},
 	{"backend/cuda/internal/libcuda", []string{"tensor", "backend/cuda/driver"}},
 	{"backend/cuda/internal/peers", []string{"backend/cuda/driver"}},
-	{"backend/cuda/internal/pool", []string{"backend/cuda/driver"}},
+	{"internal/pool", []string{"backend/cuda/driver"}},
 	{"backend/cuda/internal/region", []string{"backend/cuda/driver", "internal/hostmem", "internal/memfd", "golang.org/x/sys/..."}},
 	{"backend/cuda/internal/place", []string{"tensor", "backend/cuda/driver", "backend/cuda/internal/kernels"}},
 	{"backend/cuda/internal/board", []string{"tensor", "work", "backend", "backend/cuda/internal/region"}},
 	{"backend/cuda/internal/hostshm", []string{"backend", "backend/cuda/driver", "backend/cuda/internal/kernels", "backend/cuda/internal/board", "backend/cuda/internal/region", "internal/reduce"}},
 	{"backend/cuda/internal/window", []string{"backend/cuda/driver", "backend/cuda/internal/peers"}},
-	{"backend/cuda/internal/direct", []string{"tensor", "backend", "backend/cuda/driver", "backend/cuda/internal/window"}},
+	{"backend/cuda/internal/direct", []string{"tensor", "backend", "backend/cuda/driver", "backend/cuda/internal/kernels", "backend/cuda/internal/window"}},
 	{"backend/cuda/driver/nvidia", []string{
 		"backend/cuda/driver", "backend/cuda/internal/libcuda", "github.com/ebitengine/purego", "golang.org/x/sys/...",
 	}},
 	{"backend/cuda/internal/group", []string{
 		"tensor", "work", "backend", "backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/internal/kernels", "backend/cuda/internal/board",
-		"backend/cuda/internal/hostshm", "backend/cuda/internal/place", "backend/cuda/internal/pool", "backend/cuda/internal/region", "internal/ring",
+		"backend/cuda/internal/hostshm", "backend/cuda/internal/place", "internal/pool", "backend/cuda/internal/region", "internal/ring",
 	}},
 	{"backend/cuda/internal/registered", []string{
-		"backend/cuda/driver", "backend/cuda/internal/direct", "backend/cuda/internal/pool", "backend/cuda/internal/region", "backend/cuda/internal/window",
+		"backend/cuda/driver", "backend/cuda/internal/direct", "internal/pool", "backend/cuda/internal/region", "backend/cuda/internal/window",
 	}},
 	{"backend/cuda/internal/directway", []string{
 		"tensor", "work", "backend", "backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/internal/kernels", "backend/cuda/internal/board",
-		"backend/cuda/internal/direct", "backend/cuda/internal/group", "backend/cuda/internal/place", "backend/cuda/internal/pool", "backend/cuda/internal/region",
+		"backend/cuda/internal/direct", "backend/cuda/internal/group", "backend/cuda/internal/place", "internal/pool", "backend/cuda/internal/region",
 		"backend/cuda/internal/registered", "backend/cuda/internal/window",
 	}},
 	{"backend/cuda/internal/clusterway", []string{
 		"tensor", "work", "backend", "backend/gloo", "backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/internal/kernels", "backend/cuda/internal/board",
-		"backend/cuda/internal/direct", "backend/cuda/internal/directway", "backend/cuda/internal/group", "backend/cuda/internal/place", "backend/cuda/internal/pool",
-		"backend/cuda/internal/window", "internal/cluster", "internal/plan",
+		"backend/cuda/internal/direct", "backend/cuda/internal/directway", "backend/cuda/internal/group", "backend/cuda/internal/place", "internal/pool",
+		"backend/cuda/internal/window", "internal/cluster", "internal/netstage", "internal/plan",
 	}},
 	{"backend/cuda", []string{
-		"tensor", "work", "store", "backend", "backend/gloo", "internal/cluster", "internal/plan", "backend/cuda/internal/clusterway",
-		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "backend/cuda/internal/window", "backend/cuda/internal/direct", "backend/cuda/internal/pool", "backend/cuda/internal/region", "backend/cuda/internal/place",
+		"tensor", "work", "store", "backend", "backend/gloo", "internal/cluster", "internal/netstage", "internal/plan", "backend/cuda/internal/clusterway",
+		"backend/cuda/driver", "backend/cuda/driver/edges", "backend/cuda/driver/nvidia", "backend/cuda/internal/kernels", "backend/cuda/internal/window", "backend/cuda/internal/direct", "internal/pool", "backend/cuda/internal/region", "backend/cuda/internal/place",
 		"backend/cuda/internal/board", "backend/cuda/internal/hostshm", "backend/cuda/internal/group", "backend/cuda/internal/directway",
-		"internal/allreduce", "internal/plan", "internal/choice", "internal/ways",
+		"internal/argcheck", "internal/plan", "internal/choice", "internal/registry", "internal/ways",
+	}},
+	{"backend/nccl/internal/libnccl", []string{"backend/cuda/driver", "github.com/ebitengine/purego"}},
+	{"backend/nccl/internal/ncclsim", []string{"tensor", "backend", "backend/cuda/driver", "backend/cuda/driver/sim", "backend/nccl/internal/libnccl"}},
+	{"backend/nccl", []string{
+		"tensor", "work", "store", "backend", "backend/gloo", "backend/cuda/driver", "backend/cuda/driver/nvidia", "backend/nccl/internal/libnccl", "internal/argcheck", "internal/pool",
 	}},
 	{"backend/cuda/gorgonia", []string{"tensor", "backend/cuda/driver", "backend/cuda/internal/libcuda"}},
 	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},
 
-	{"internal/rollcall", []string{"store"}},
-	{"internal/notice", []string{"store", "internal/lag"}},
+	{"internal/meet", []string{"store", "internal/cputime"}},
 	{"internal/membership", []string{"store"}},
 	{"internal/launch", []string{"store", "internal/ownfile"}},
 	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "internal/ownfile", "internal/rankpage", "store", "store/tcp", "trace/debug", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},
-	{"pg", []string{"tensor", "work", "trace", "store", "store/tcp", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/membership", "internal/notice", "internal/rankpage", "internal/rollcall", "internal/waiting"}},
+	{"pg", []string{"tensor", "work", "trace", "store", "store/tcp", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/meet", "internal/membership", "internal/rankpage", "internal/waiting"}},
 	{"pg/gobcodec", nil},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
 	{"weights", []string{ // a module of its own
 		"tensor", "internal/credentials", "internal/hostmem", "internal/reduce", "internal/strangers", "internal/tcpsock",
 	}},
+	{"ddp/checkpoint", nil},
 	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},
 
 	{"internal/script", []string{"tensor", "work", "backend", "pg"}},
@@ -167,10 +185,11 @@ var layers = []layer{
 	// What only developers run is in modules of its own.
 	{"interop", append([]string{"internal/freeport", "internal/script"}, public...)},
 	{"tools/...", append([]string{
-		"tools/internal/...", "internal/bytesize", "internal/choice", "internal/netns", "internal/plan", "internal/script", "internal/simulate",
+		"tools/internal/...", "internal/bytesize", "internal/choice", "internal/netns", "internal/plan", "internal/script",
 	}, public...)},
 
 	{"docs", nil},
+	{"bench/nccl", public},
 
 	// Examples use what users can use.
 	{"examples/...", append([]string{"examples/internal/..."}, public...)},
@@ -179,7 +198,7 @@ var layers = []layer{
 // public is what users can use. Modules below the core are users too, where they
 // have no row of their own, and choose their other dependencies themselves.
 var public = []string{
-	"tensor", "work", "trace/...", "store/...", "backend", "backend/detail", "backend/gloo", "backend/cuda", "backend/cuda/driver/...", "pg/...", "ddp/...", "weights",
+	"tensor", "work", "trace/...", "store/...", "backend", "backend/detail", "backend/gloo", "backend/cuda", "backend/cuda/driver/...", "backend/nccl", "pg/...", "ddp/...", "weights",
 	"integrations/...",
 }
 
@@ -191,7 +210,7 @@ type layer struct {
 // requirements is what the core's go.mod may require directly, with the reason.
 // Anything else goes into a module of its own.
 var requirements = map[string]string{
-	"github.com/ebitengine/purego": "backend/cuda/driver/nvidia: C functions without cgo",
+	"github.com/ebitengine/purego": "backend/cuda/driver/nvidia and backend/nccl: C functions without cgo",
 	"github.com/redis/go-redis/v9": "store/redis",
 	"github.com/stretchr/testify":  "tests",
 	"go.uber.org/goleak":           "tests",
@@ -200,8 +219,8 @@ var requirements = map[string]string{
 	"golang.org/x/term":            "cmd/c10d: colours and progress are for terminals",
 }
 
-// cgoUnder is the only place where a file may import "C".
-const cgoUnder = "backend/cuda/"
+// cgoUnder are the only places where a file may import "C".
+var cgoUnder = []string{"backend/cuda/", "interop/judge/"}
 
 // fits reports whether pattern stands for the package or file name.
 func fits(pattern, name string) bool {
@@ -225,10 +244,10 @@ func layerOf(file string) (layer, bool) {
 // "" for the core.
 func complaint(file, imported, nested string) string {
 	if imported == "C" {
-		if strings.HasPrefix(file, cgoUnder) {
+		if slices.ContainsFunc(cgoUnder, func(dir string) bool { return strings.HasPrefix(file, dir) }) {
 			return ""
 		}
-		return fmt.Sprintf("%s needs cgo; only %s... may", file, cgoUnder)
+		return fmt.Sprintf("%s needs cgo; only files under %v may", file, cgoUnder)
 	}
 	first, _, _ := strings.Cut(imported, "/")
 	if !strings.Contains(first, ".") {
@@ -247,7 +266,7 @@ func complaint(file, imported, nested string) string {
 	if !ok {
 		return fmt.Sprintf("%s is in no layer: give %s a row in internal/rules", file, path.Dir(file))
 	}
-	if slices.ContainsFunc(l.may, func(p string) bool { return fits(p, name) }) {
+	if name == "internal/option" && !strings.HasPrefix(nested, "integrations/") || slices.ContainsFunc(l.may, func(p string) bool { return fits(p, name) }) {
 		return ""
 	}
 	return fmt.Sprintf("%s imports %s; %s may import %v", file, imported, l.files, l.may)

@@ -24,9 +24,6 @@ func TestTexts(t *testing.T) {
 	first, list, _ := strings.Cut(read(sums), "\n")
 	compiler, listed := strings.TrimPrefix(first, "# "), make(map[string]string)
 	for line := range strings.Lines(list) {
-		if strings.HasPrefix(line, "#") {
-			continue // a text that is not in the tree
-		}
 		hash, name, _ := strings.Cut(strings.TrimSpace(line), "  ")
 		listed[name] = read(name)
 		if got := fmt.Sprintf("%x", sha256.Sum256([]byte(listed[name]))); got != hash {

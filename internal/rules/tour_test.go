@@ -15,20 +15,19 @@ var place = regexp.MustCompile("`([a-z0-9_/]+\\.go)` `([A-Za-z0-9_.]+)`")
 
 // TestTour: the places of docs/tour.md exist.
 func TestTour(t *testing.T) {
-	for _, doc := range []string{"docs/tour.md", "docs/architecture.md"} {
-		text, err := os.ReadFile(filepath.Join(root, doc))
-		if err != nil {
-			t.Fatal(err)
-		}
-		places := place.FindAllSubmatch(text, -1)
-		if len(places) < 10 {
-			t.Errorf("%s names %d places, want at least 10 as `file.go` `Name`", doc, len(places))
-		}
-		for _, p := range places {
-			file, name := string(p[1]), string(p[2])
-			if !declares(t, filepath.Join(root, filepath.FromSlash(file)), name) {
-				t.Errorf("%s: %s does not declare %s", doc, file, name)
-			}
+	const doc = "docs/tour.md"
+	text, err := os.ReadFile(filepath.Join(root, doc))
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := place.FindAllSubmatch(text, -1)
+	if len(places) < 10 {
+		t.Errorf("%s names %d places, want at least 10 as `file.go` `Name`", doc, len(places))
+	}
+	for _, p := range places {
+		file, name := string(p[1]), string(p[2])
+		if !declares(t, filepath.Join(root, filepath.FromSlash(file)), name) {
+			t.Errorf("%s: %s does not declare %s", doc, file, name)
 		}
 	}
 }

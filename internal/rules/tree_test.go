@@ -52,10 +52,26 @@ func TestElsewhere(t *testing.T) {
 	})
 }
 
-// TestLinks follows the links between documents.
+// heading is a heading of a document, notAnchor what a link to one leaves out.
+var (
+	heading   = regexp.MustCompile(`(?m)^#+ (.+)$`)
+	notAnchor = regexp.MustCompile(`[^\w-]`)
+)
+
+// hasHeading reports whether a document has the heading that the end of a link names.
+func hasHeading(text []byte, anchor string) bool {
+	for _, h := range heading.FindAllStringSubmatch(string(text), -1) {
+		if notAnchor.ReplaceAllString(strings.ReplaceAll(strings.ToLower(h[1]), " ", "-"), "") == anchor {
+			return true
+		}
+	}
+	return false
+}
+
+// TestLinks follows the links between documents, to files and to headings.
 func TestLinks(t *testing.T) {
-	link := regexp.MustCompile(`(?:\]\(|src="|href="|srcset=")([^)"#]+)`)
-	n := 0
+	link := regexp.MustCompile(`(?:\]\(|src="|href="|srcset=")([^)"#]*)(?:#([^)"]+))?[)"]`)
+	n, anchors := 0, 0
 	files(t, func(name string) {
 		if filepath.Ext(name) != ".md" {
 			return
@@ -70,12 +86,25 @@ func TestLinks(t *testing.T) {
 				continue
 			}
 			n++
-			if _, err := os.Stat(filepath.Join(root, filepath.Dir(name), m[1])); err != nil {
+			target := name
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(name), m[1])
+			}
+			if _, err := os.Stat(filepath.Join(root, target)); err != nil {
 				t.Errorf("%s links to %s, which is not there", name, m[1])
+				continue
+			}
+			if m[2] == "" || filepath.Ext(target) != ".md" {
+				continue
+			}
+			anchors++
+			linked, err := os.ReadFile(filepath.Join(root, target))
+			if err != nil || !hasHeading(linked, m[2]) {
+				t.Errorf("%s links to %s#%s, and there is no such heading (%v)", name, m[1], m[2], err)
 			}
 		}
 	})
-	if n == 0 {
+	if n == 0 || anchors == 0 {
 		t.Error("no links found")
 	}
 }

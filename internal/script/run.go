@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -47,11 +46,7 @@ func Run(ctx context.Context, g *pg.ProcessGroup, lines []Line, report func(Resu
 			return fmt.Errorf("script: operation %d: %w", i, err)
 		}
 	}
-	w, err := g.Barrier(ctx, backend.BarrierOptions{})
-	if err != nil {
-		return err
-	}
-	return w.Wait(ctx)
+	return g.Barrier(ctx)
 }
 
 // digest hashes the elements of every tensor in order.
@@ -157,38 +152,36 @@ func (c *call) issue(ctx context.Context) (w *work.Work, out []*tensor.Tensor) {
 		w = issued
 		c.keep(err)
 	}
-	reduce := backend.AllReduceOptions{Op: c.op}
-	scatter := backend.ReduceScatterOptions{Op: c.op}
 	switch c.Op {
 	case "all_reduce":
 		out = list(c.in(0, c.Shape...))
-		do(c.g.AllReduce(ctx, out, reduce))
+		do(c.g.AllReduce(ctx, out[0], c.op))
 	case "all_reduce_coalesced":
 		for j, s := range c.Shapes {
 			out = append(out, c.in(j, s...))
 		}
-		do(c.g.AllReduceCoalesced(ctx, out, reduce))
+		do(c.g.AllReduceCoalesced(ctx, out, c.op))
 	case "reduce":
 		t, root := c.in(0, c.Shape...), groupRank(c.Root)
-		do(c.g.Reduce(ctx, t, backend.ReduceOptions{Op: c.op, Root: root}))
+		do(c.g.Reduce(ctx, t, root, c.op))
 		if me == root {
 			out = list(t)
 		}
 	case "broadcast":
 		out = list(c.in(0, c.Shape...))
-		do(c.g.Broadcast(ctx, out, backend.BroadcastOptions{Root: groupRank(c.Root)}))
+		do(c.g.Broadcast(ctx, out[0], groupRank(c.Root)))
 	case "all_gather":
 		out = c.zeros(size, c.Shape...)
-		do(c.g.AllGather(ctx, out, c.in(0, c.Shape...), backend.AllGatherOptions{}))
+		do(c.g.AllGather(ctx, out, c.in(0, c.Shape...)))
 	case "all_gather_into_tensor":
 		out = list(c.zero(times(c.Shape, size)...))
-		do(c.g.AllGatherIntoTensor(ctx, out[0], c.in(0, c.Shape...), backend.AllGatherOptions{}))
+		do(c.g.AllGatherIntoTensor(ctx, out[0], c.in(0, c.Shape...)))
 	case "gather":
 		root := groupRank(c.Root)
 		if me == root {
 			out = c.zeros(size, c.Shape...)
 		}
-		do(c.g.Gather(ctx, out, c.in(0, c.Shape...), backend.GatherOptions{Root: root}))
+		do(c.g.Gather(ctx, out, c.in(0, c.Shape...), root))
 	case "scatter":
 		var in []*tensor.Tensor
 		root := groupRank(c.Root)
@@ -196,24 +189,24 @@ func (c *call) issue(ctx context.Context) (w *work.Work, out []*tensor.Tensor) {
 			in = c.ins(size, c.Shape...)
 		}
 		out = list(c.zero(c.Shape...))
-		do(c.g.Scatter(ctx, out[0], in, backend.ScatterOptions{Root: root}))
+		do(c.g.Scatter(ctx, out[0], in, root))
 	case "reduce_scatter":
 		out = list(c.zero(c.Shape...))
-		do(c.g.ReduceScatter(ctx, out[0], c.ins(size, c.Shape...), scatter))
+		do(c.g.ReduceScatter(ctx, out[0], c.ins(size, c.Shape...), c.op))
 	case "reduce_scatter_tensor":
 		shape := c.Shape
 		if len(shape) == 0 {
 			shape = []int{1}
 		}
 		out = list(c.zero(shape...))
-		do(c.g.ReduceScatterTensor(ctx, out[0], c.in(0, times(shape, size)...), scatter))
+		do(c.g.ReduceScatterTensor(ctx, out[0], c.in(0, times(shape, size)...), c.op))
 	case "all_to_all":
 		out = c.zeros(size, c.Shape...)
-		do(c.g.AllToAll(ctx, out, c.ins(size, c.Shape...), backend.AllToAllOptions{}))
+		do(c.g.AllToAll(ctx, out, c.ins(size, c.Shape...)))
 	case "all_to_all_single":
 		do(c.allToAllSingle(ctx, &out))
 	case "send_recv", "recv_any":
-		switch p := (backend.P2POptions{Tag: c.Tag}); me {
+		switch p := (pg.P2POptions{Tag: c.Tag}); me {
 		case groupRank(c.Src):
 			do(c.g.Send(ctx, c.in(0, c.Shape...), groupRank(c.Dst), p))
 		case groupRank(c.Dst):
@@ -225,7 +218,7 @@ func (c *call) issue(ctx context.Context) (w *work.Work, out []*tensor.Tensor) {
 			}
 		}
 	case "barrier":
-		do(c.g.Barrier(ctx, backend.BarrierOptions{}))
+		do(c.g.BarrierAsync(ctx))
 	default:
 		c.keep(fmt.Errorf("script: unknown op %q", c.Op))
 	}
@@ -237,7 +230,7 @@ func (c *call) allToAllSingle(ctx context.Context, out *[]*tensor.Tensor) (*work
 	if c.Splits == nil {
 		shape := times(c.Shape, size)
 		*out = list(c.zero(shape...))
-		return c.g.AllToAllSingle(ctx, (*out)[0], c.in(0, shape...), nil, nil, backend.AllToAllOptions{})
+		return c.g.AllToAllSingle(ctx, (*out)[0], c.in(0, shape...), nil, nil)
 	}
 	send, recv, sent, received := c.Splits[me], make([]int, size), 0, 0
 	for r := range size {
@@ -246,5 +239,5 @@ func (c *call) allToAllSingle(ctx context.Context, out *[]*tensor.Tensor) (*work
 		received += recv[r]
 	}
 	*out = list(c.zero(received))
-	return c.g.AllToAllSingle(ctx, (*out)[0], c.in(0, sent), recv, send, backend.AllToAllOptions{})
+	return c.g.AllToAllSingle(ctx, (*out)[0], c.in(0, sent), recv, send)
 }

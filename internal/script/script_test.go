@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/script"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
@@ -23,8 +24,7 @@ func run(t *testing.T, size int, text string) [][]script.Result {
 	t.Helper()
 	all := make([][]script.Result, size)
 	pgtest.Run(t, size, func(t *testing.T, g *pg.ProcessGroup) {
-		lines, err := script.Parse(strings.NewReader(text), size)
-		require.NoError(t, err)
+		lines := must.Get(script.Parse(strings.NewReader(text), size))
 		require.NoError(t, script.Run(t.Context(), g, lines, func(r script.Result) {
 			all[g.Rank()] = append(all[g.Rank()], r)
 		}))
@@ -231,8 +231,7 @@ func fits(d tensor.DType, op string, size int) bool {
 // TestEveryOperation runs every operation on every world size, dtype and
 // operator against a plain reference.
 func TestEveryOperation(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := must.Seed(t)
 	for size := 1; size <= 9; size++ {
 		t.Run(fmt.Sprintf("%d ranks", size), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, uint64(size)))
@@ -284,15 +283,13 @@ func TestEveryOperation(t *testing.T) {
 			rng.Shuffle(len(lines), func(i, j int) { lines[i], lines[j] = lines[j], lines[i] })
 			var text bytes.Buffer
 			for _, l := range lines {
-				b, err := json.Marshal(l)
-				require.NoError(t, err)
+				b := must.Get(json.Marshal(l))
 				text.Write(append(b, '\n'))
 			}
 			for r, results := range run(t, size, text.String()) {
 				require.Len(t, results, len(lines))
 				for i, got := range results {
-					d, err := tensor.ParseDType(lines[i].DType)
-					require.NoError(t, err)
+					d := must.Get(tensor.ParseDType(lines[i].DType))
 					require.Empty(t, got.Error, "%+v", lines[i])
 					require.Equal(t, expect(lines[i], d, r, size), got.SHA256, "rank %d of %d: %+v", r, size, lines[i])
 				}
@@ -370,8 +367,7 @@ func TestParseNamesTheLine(t *testing.T) {
 		{"no shapes", `{"op":"all_reduce_coalesced"}`, "needs shapes"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, err := script.Parse(strings.NewReader(tc.text), 2)
-			require.ErrorContains(t, err, tc.want)
+			require.ErrorContains(t, must.Err(script.Parse(strings.NewReader(tc.text), 2)), tc.want)
 		})
 	}
 }

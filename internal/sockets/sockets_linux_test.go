@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 func TestOf(t *testing.T) {
@@ -18,13 +20,11 @@ func TestOf(t *testing.T) {
 		}
 		require.NoError(t, err)
 		defer l.Close()
-		all, err := Of(os.Getpid())
-		require.NoError(t, err)
+		all := must.Get(Of(os.Getpid()))
 		at := l.Addr().(*net.TCPAddr).AddrPort()
 		i := slices.IndexFunc(all, func(s Socket) bool { return s.Listens && s.Local == at })
 		require.GreaterOrEqual(t, i, 0, "%v in %v", at, all)
 		require.Equal(t, addr != ":0", all[i].IsLoopback())
 	}
-	_, err := Of(-1)
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, must.Err(Of(-1)), os.ErrNotExist)
 }

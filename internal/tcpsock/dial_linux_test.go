@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/hole"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestDialPastAHole: of two addresses one drops packets. Dial reaches the other one long before its context of a minute
@@ -22,8 +23,7 @@ func TestDialPastAHole(t *testing.T) {
 			defer cancel()
 			begun := time.Now()
 			if first {
-				l, err := net.Listen("tcp", "127.0.0.1:"+port)
-				require.NoError(t, err)
+				l := must.Get(net.Listen("tcp", "127.0.0.1:"+port))
 				defer l.Close()
 			}
 			c, err := Dial(ctx, "tcp", net.JoinHostPort(hole.Name, port))

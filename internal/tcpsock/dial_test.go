@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // network is a network in which each address answers in its own way.
@@ -125,8 +127,7 @@ func TestRaceAsDialer(t *testing.T) {
 	n := &network{answers: map[string]answer{"192.0.2.1:80": {}, "[fe80::1%lo]:80": {}, "/socket": {}, ":80": {}}, absent: &net.DNSError{Err: "no such host", Name: "name", IsNotFound: true}}
 	for network, addrs := range map[string][]string{"tcp": {"192.0.2.1:80", "[fe80::1%lo]:80", ":80"}, "unix": {"/socket"}} {
 		for _, addr := range addrs {
-			_, err := race(t.Context(), network, addr, n.lookup, n.connect)
-			require.NoError(t, err)
+			must.Get(race(t.Context(), network, addr, n.lookup, n.connect))
 			require.True(t, slices.Contains(n.tries, addr))
 		}
 	}
@@ -138,17 +139,13 @@ func TestRaceAsDialer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	n.absent, n.addrs = nil, []netip.Addr{netip.MustParseAddr("192.0.2.8"), netip.MustParseAddr("192.0.2.9")}
-	_, err = race(ctx, "tcp", "name:80", n.lookup, n.connect)
-	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, must.Err(race(ctx, "tcp", "name:80", n.lookup, n.connect)), context.Canceled)
 }
 
 // TestDial connects to a name.
 func TestDial(t *testing.T) {
-	l, err := net.Listen("tcp", "localhost:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "localhost:0"))
 	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
-	c, err := Dial(t.Context(), "tcp", "localhost:"+port)
-	require.NoError(t, err)
-	require.NoError(t, c.Close())
+	require.NoError(t, must.Get(Dial(t.Context(), "tcp", "localhost:"+port)).Close())
 }

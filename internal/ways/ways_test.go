@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/choice"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/plan"
 )
 
@@ -18,9 +19,7 @@ const head = "c10d-table 1\ncommand c10d bench\nmachine one\n"
 
 func parse(t *testing.T, rows string) *choice.Table {
 	t.Helper()
-	table, err := Catalog.Parse(strings.NewReader(head + rows))
-	require.NoError(t, err)
-	return table
+	return must.Get(Catalog.Parse(strings.NewReader(head + rows)))
 }
 
 // text returns the ways of an operation, with their last sizes.
@@ -94,8 +93,7 @@ func TestNew(t *testing.T) {
 
 // TestFastest compares the ranges of random tables with what package choice chooses at each size.
 func TestFastest(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Log("seed", seed)
+	seed := must.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	for range 200 {
 		var rows []choice.Row
@@ -107,8 +105,7 @@ func TestFastest(t *testing.T) {
 				})
 			}
 		}
-		table, err := Catalog.NewTable("c", "m", rows)
-		require.NoError(t, err)
+		table := must.Get(Catalog.NewTable("c", "m", rows))
 		w := New(table, Group{Link: Peers, Ranks: 2})
 		q := choice.Query{Op: plan.OpAllReduce, Wire: string(Peers), Ranks: 2, Hosts: 1}
 		for range 100 {
@@ -169,8 +166,7 @@ func TestCatalog(t *testing.T) {
 		"all_reduce peers 2 1 4 host:16 1":     "with chunks of 16",
 		"all_reduce peers 2 1 4 one-shot:no 1": "want an algorithm and its chunk",
 	} {
-		_, err := Catalog.Parse(strings.NewReader(head + text))
-		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, must.Err(Catalog.Parse(strings.NewReader(head+text))), want)
 	}
 }
 

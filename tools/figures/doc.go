@@ -12,14 +12,18 @@
 //	<!-- figures table run=16cpus op=all_reduce ranks=8 -->
 //	<!-- figures end -->
 //
-// A table has a row for each case: an operation, a number of ranks and a size. Without op
-// or ranks it has every case of the run. Several runs, with commas, stand side by side.
+// A table has a row for each case: an operation, a number of ranks and a size. Without op,
+// ranks or sizes it has every case of the run. Several runs, with commas, stand side by side.
 //
-//	<!-- figures plot run=16cpus op=all_reduce ranks=2,8 file=benchmarks/ratios.svg -->
+//	<!-- figures plot run=16cpus op=all_reduce ranks=8 on="16 CPUs" file=benchmarks/all_reduce.svg -->
 //	<!-- figures end -->
 //
-// A plot shows the ratio of each peer's time to this library's. The picture goes to the
-// file, and a link to it into the document.
+// A plot shows the times of all systems over the size, and for a single operation the bus bandwidth too. Its
+// first line is the text of on. The picture goes to the file, and a link to it into the document.
+//
+//	<!-- figures range run=4gpus sizes=64K,1M -->1.5 to 5.4x<!-- figures end -->
+//
+// A range is the smallest and the largest ratio of the first peer's time to this library's.
 //
 //	<!-- figures targets run=16cpus of=bars-16cpus.txt -->87 of 110<!-- figures end -->
 //
@@ -28,8 +32,21 @@
 //	<!-- figures faults of=faults.jsonl -->
 //	<!-- figures end -->
 //
-// Faults is the table of package faults, of records that "tools faults -json" made. Says is its table
-// of errors.
+// Faults is the table of package faults, of records that "tools faults -json" made.
+//
+//	<!-- figures steps of=step.jsonl -->
+//	<!-- figures end -->
+//
+// Steps is the table of the records of bench/step.sh.
+//
+//	<!-- figures timeline of=timeline-1024x9.jsonl on="two H100" file=benchmarks/step.svg -->
+//	<!-- figures end -->
+//
+// Timeline draws the records of bench/timeline.sh.
+//
+//	<!-- figures graphs of=direct-4gpus.txt op=all_reduce sizes=64K,1M -->0.26 to 0.45<!-- figures end -->
+//
+// Graphs is the smallest and the largest part of NCCL's time in CUDA graphs.
 //
 // The tests fail if a document or a picture is not what the records say.
 package main

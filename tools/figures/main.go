@@ -77,20 +77,24 @@ func (d *document) fill(text []byte) ([]byte, error) {
 
 // query is what a comment asks for.
 type query struct {
-	runs, ops []string
-	ranks     []int
-	file, of  string
+	runs, ops, sizes []string
+	ranks            []int
+	file, of, on     string
 }
+
+var argument = regexp.MustCompile(`(\w+)=(?:"([^"]*)"|(\S*))`)
 
 func (d *document) figure(kind, args string) (string, error) {
 	var q query
-	for _, word := range strings.Fields(args) {
-		key, value, _ := strings.Cut(word, "=")
-		switch key {
+	for _, m := range argument.FindAllStringSubmatch(args, -1) {
+		value := m[2] + m[3]
+		switch key := m[1]; key {
 		case "run":
 			q.runs = strings.Split(value, ",")
 		case "op":
 			q.ops = strings.Split(value, ",")
+		case "sizes":
+			q.sizes = strings.Split(value, ",")
 		case "ranks":
 			for _, text := range strings.Split(value, ",") {
 				n, err := strconv.Atoi(text)
@@ -103,16 +107,27 @@ func (d *document) figure(kind, args string) (string, error) {
 			q.file = value
 		case "of":
 			q.of = value
+		case "on":
+			q.on = value
 		default:
 			return "", fmt.Errorf("unknown key %q", key)
 		}
 	}
-	if kind == "faults" || kind == "says" {
-		records, err := faults.Load(filepath.Join(d.root, "docs/benchmarks", q.of))
-		if kind == "says" {
-			return faults.SaysTable(records), err
-		}
+	file := filepath.Join(d.root, "docs/benchmarks", q.of)
+	switch kind {
+	case "faults":
+		records, err := faults.Load(file)
 		return faults.Table(records), err
+	case "steps":
+		return steps(file)
+	case "graphs":
+		return graphs(file, q)
+	case "timeline":
+		picture, err := timeline(file, q)
+		if err != nil {
+			return "", err
+		}
+		return d.picture(q, picture, "Forward pass, backward pass with all_reduces beside it, optimizer: "+q.on), nil
 	}
 	var runs []*run
 	for _, name := range q.runs {
@@ -129,13 +144,20 @@ func (d *document) figure(kind, args string) (string, error) {
 	case "table":
 		return table(runs, q), nil
 	case "plot":
-		dir := filepath.ToSlash(filepath.Dir(d.name))
-		d.files[strings.TrimPrefix(dir+"/"+q.file, "./")] = plot(runs[0], q)
-		return fmt.Sprintf("![How many times as fast as its peers: %s](%s)", strings.Join(q.ops, ", "), q.file), nil
+		return d.picture(q, plot(runs[0], q), "Time over the size, beside its peers: "+strings.Join(q.ops, ", ")), nil
+	case "range":
+		return ratios(runs[0], q)
 	case "targets":
 		return targets(runs[0], filepath.Join(d.root, "bench", q.of))
 	}
 	return "", fmt.Errorf("unknown figure %q", kind)
+}
+
+// picture adds a picture to the files, and returns what the document has of it.
+func (d *document) picture(q query, picture []byte, about string) string {
+	dir := filepath.ToSlash(filepath.Dir(d.name))
+	d.files[strings.TrimPrefix(dir+"/"+q.file, "./")] = picture
+	return fmt.Sprintf("![%s](%s)", about, q.file)
 }
 
 // record is a line of a file of records.
@@ -240,7 +262,8 @@ var operations = []string{"all_reduce", "reduce", "broadcast", "all_gather", "re
 func (r *run) cases(q query) []point {
 	var all []point
 	for _, w := range r.points {
-		if (q.ops == nil || slices.Contains(q.ops, w.op)) && (q.ranks == nil || slices.Contains(q.ranks, w.ranks)) {
+		if (q.ops == nil || slices.Contains(q.ops, w.op)) && (q.ranks == nil || slices.Contains(q.ranks, w.ranks)) &&
+			(q.sizes == nil || slices.Contains(q.sizes, cmp.Or(targetSize(w.size), "-"))) {
 			all = append(all, w)
 		}
 	}
@@ -309,6 +332,20 @@ func table(runs []*run, q query) string {
 		row(cells)
 	}
 	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// ratios returns the smallest and the largest ratio to the first peer.
+func ratios(r *run, q query) (string, error) {
+	var all []float64
+	for _, w := range r.cases(q) {
+		if our, peer := r.p50[w][r.ours[0]], r.p50[w][r.peers[0]]; our > 0 && peer > 0 {
+			all = append(all, peer/our)
+		}
+	}
+	if len(all) == 0 {
+		return "", fmt.Errorf("no case of the run fits")
+	}
+	return strings.TrimSuffix(ratioName(slices.Min(all)), "x") + " to " + ratioName(slices.Max(all)), nil
 }
 
 // targets counts the lines of a file of bars that a run meets.

@@ -51,22 +51,27 @@ func TestFill(t *testing.T) {
 old
 <!-- figures end -->
 It meets <!-- figures targets run=x of=bars.txt -->none<!-- figures end --> targets.
-<!-- figures plot run=x op=all_reduce file=r.svg -->
+Ratios: <!-- figures range run=x sizes=1G --><!-- figures end -->.
+<!-- figures plot run=x op=all_reduce on="two CPUs" file=r.svg -->
 <!-- figures end -->
 `))
 	want := "<!-- figures table run=x -->\n| size | here | the link alone | ratio | Open MPI | ratio |\n| --- | --- | --- | --- | --- | --- |\n" +
 		"| 1 KiB | 2 |  |  | 1 | 0.50x |\n| 1 MiB | 1.5 ms |  |  | 3 ms | 2.0x |\n| 1 GiB | 2.28 s | 2.26 s | 1.0x |  |  |\n<!-- figures end -->\n" +
 		"It meets <!-- figures targets run=x of=bars.txt -->2 of 3<!-- figures end --> targets.\n" +
-		"<!-- figures plot run=x op=all_reduce file=r.svg -->\n![How many times as fast as its peers: all_reduce](r.svg)\n<!-- figures end -->\n"
+		"Ratios: <!-- figures range run=x sizes=1G -->1.0 to 1.0x<!-- figures end -->.\n" +
+		"<!-- figures plot run=x op=all_reduce on=\"two CPUs\" file=r.svg -->\n![Time over the size, beside its peers: all_reduce](r.svg)\n<!-- figures end -->\n"
 	if err != nil || string(got) != want {
 		t.Errorf("%v\n%s", err, got)
 	}
-	if !bytes.Contains(d.files["r.svg"], []byte("times as fast as the link alone")) {
-		t.Error("no picture")
+	for _, want := range []string{"two CPUs", "c10d for Go", "the link alone", "Open MPI", "bus bandwidth", ">1 KiB<", ">1 GiB<"} {
+		if !bytes.Contains(d.files["r.svg"], []byte(want)) {
+			t.Errorf("the picture does not have %q", want)
+		}
 	}
 	for text, want := range map[string]string{
 		"<!-- figures table run=y --><!-- figures end -->":            "no records of this library in run y",
 		"<!-- figures table run=x colour=red --><!-- figures end -->": `unknown key "colour"`,
+		"<!-- figures range run=x sizes=2K --><!-- figures end -->":   "no case of the run fits",
 		"<!-- figures poem run=x --><!-- figures end -->":             `unknown figure "poem"`,
 		"<!-- figures table run=x -->":                                "each needs an end",
 	} {

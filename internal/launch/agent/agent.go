@@ -256,7 +256,7 @@ func (j *Job) check() error {
 	case j.Nodes < 1 || j.NodeRank < 0 || j.NodeRank >= j.Nodes:
 		return fmt.Errorf("node %d is not within %d nodes", j.NodeRank, j.Nodes)
 	case j.Nodes > 1 && (j.MasterAddr == "" || j.MasterPort == 0):
-		return fmt.Errorf("%d nodes need the address and port of node 0", j.Nodes)
+		return fmt.Errorf("%d nodes need the address and port of node 0 (-master-addr, -master-port)", j.Nodes)
 	case j.MasterPort < 0 || j.MasterPort > 65535:
 		return fmt.Errorf("no port %d", j.MasterPort)
 	case j.MaxRestarts < 0:
@@ -326,8 +326,7 @@ type agent struct {
 	nodes store.Store // where the agents meet
 	guard *guard
 
-	tls   *tls.Config // of the stores
-	token credentials.Token
+	tls *tls.Config // of the stores
 
 	rankSecrets [][]string // variables of each local rank
 	logs        []*os.File // of each local rank; none without LogDir
@@ -336,6 +335,7 @@ type agent struct {
 	base, size int       // this node's first rank; ranks of all nodes
 	procs      []int     // ranks of each node
 	gone       []string  // keys that are there when a node's agent has left the store, or is gone
+	late       bool      // the job runs already, without this node, and its ranks join
 	signal     os.Signal // the first one passed on
 }
 
@@ -377,7 +377,7 @@ func (a *agent) run(ctx context.Context) (_ *Summary, err error) {
 		return nil, err
 	}
 	if a.Most > 0 && (a.size < a.Least || a.size > a.Most) {
-		return nil, fmt.Errorf("the nodes start %d ranks, and the job has at least %d and at most %d", a.size, a.Least, a.Most)
+		return nil, fmt.Errorf("the nodes start %d ranks (-n times -nnodes), and the job has at least %d and at most %d (-elastic)", a.size, a.Least, a.Most)
 	}
 
 	defer func() { a.pages.close() }()
@@ -443,7 +443,7 @@ func (a *agent) meet(ctx context.Context) error {
 		addr := net.JoinHostPort(a.MasterAddr, strconv.Itoa(a.MasterPort))
 		st, err := tcp.New(ctx, addr, tcp.Options{
 			Server: a.NodeRank == 0, Listen: launch.ListenAddr(addr), Timeout: a.Meeting,
-			TLS: a.tls, Token: a.token, Rank: a.NodeRank, WorldSize: a.Nodes, NoWait: true, HostedBy: "node 0", Job: given,
+			TLS: a.tls, Rank: a.NodeRank, WorldSize: a.Nodes, NoWait: true, HostedBy: "node 0", Job: given,
 			ServerOptions: tcp.ServerOptions{MaxHeld: maxHeld},
 		})
 		if errors.Is(err, tcp.ErrOtherJob) {
@@ -457,6 +457,10 @@ func (a *agent) meet(ctx context.Context) error {
 	a.nodes.SetTimeout(-1)
 	err := func() error {
 		self := node{Gone: "gone/" + rand.Text(), Procs: a.Procs, Nodes: a.Nodes, Least: a.Least, Most: a.Most}
+		var err error
+		if a.late, err = a.comesLate(ctx, self); err != nil {
+			return err
+		}
 		if a.Nodes > 1 {
 			if err := store.SetWill(ctx, a.nodes, self.Gone, nil, []byte("1")); err != nil {
 				return err
@@ -483,7 +487,7 @@ func (a *agent) meet(ctx context.Context) error {
 			if err == nil {
 				_, err = self.other(n, v)
 			} else {
-				err = fmt.Errorf("waiting for node %d of %d%s: %w", n, a.Nodes, a.refused(), err)
+				err = fmt.Errorf("waiting for node %d of %d: %w", n, a.Nodes, err)
 			}
 			if err != nil {
 				return err
@@ -537,6 +541,37 @@ func (a *agent) meet(ctx context.Context) error {
 	return err
 }
 
+// comesLate reports whether the job has begun, and this node's agent has ended since. In an elastic job with a group it is
+// replaced, and in others that is an error.
+func (a *agent) comesLate(ctx context.Context, self node) (bool, error) {
+	if begun, err := a.nodes.Check(ctx, "run_id"); !begun || err != nil || a.NodeRank == 0 {
+		return false, err
+	}
+	there, err := a.there(ctx, nodeKey(a.NodeRank))
+	if err == nil && there {
+		err = fmt.Errorf("node %d has a launcher already", a.NodeRank)
+	}
+	if err != nil {
+		return false, err
+	}
+	met, err := a.nodes.Check(ctx, metKey)
+	if err == nil && (a.Most == 0 || !met) {
+		err = fmt.Errorf("the job has begun, and the launcher of node %d has ended: only an elastic job whose group has been made takes another one", a.NodeRank)
+	}
+	if err != nil {
+		return false, err
+	}
+	text, err := a.nodes.Get(ctx, nodeKey(a.NodeRank))
+	if err != nil {
+		return false, err
+	}
+	last, err := self.other(a.NodeRank, text)
+	if err == nil && last.Procs != a.Procs {
+		err = fmt.Errorf("node %d had %d ranks before its launcher ended, and has %d now", a.NodeRank, last.Procs, a.Procs)
+	}
+	return err == nil, err
+}
+
 // sayMissing logs which agents are not there.
 func (a *agent) sayMissing(ctx context.Context, keys []string) {
 	var missing []string
@@ -585,21 +620,6 @@ func (a *agent) there(ctx context.Context, key string) (bool, error) {
 	}
 	gone, err := a.nodes.Check(ctx, other.Gone)
 	return !gone, err
-}
-
-// refused says whether the agents' store has refused a process that has no TLS.
-func (a *agent) refused() string {
-	st, ok := a.nodes.(*tcp.Store)
-	if !ok {
-		return ""
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	from, ok, err := st.Refused(ctx)
-	if err != nil || !ok {
-		return ""
-	}
-	return fmt.Sprintf(" (a process at %s without TLS was refused, and may be this node)", from)
 }
 
 // untilSignal returns a context that the first signal ends, until stop is called.

@@ -18,6 +18,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // initVariable makes the test binary a process that reaps orphans, and runs its arguments as a command.
@@ -42,9 +44,7 @@ func run(t *testing.T, j Job) (*Summary, string, string) {
 	t.Setenv("TMPDIR", t.TempDir())
 	var out, errs bytes.Buffer
 	j.Stdout, j.Stderr = &out, &errs
-	s, err := Run(ctx, j)
-	require.NoError(t, err)
-	return s, out.String(), errs.String()
+	return must.Get(Run(ctx, j)), out.String(), errs.String()
 }
 
 func TestRun(t *testing.T) {
@@ -55,9 +55,7 @@ func TestRun(t *testing.T) {
 	require.ElementsMatch(t, []string{"[rank0] e0\n", "[rank1] e1\n"}, strings.SplitAfter(errs, "\n")[:2])
 	s, _, errs = run(t, sh(2, `[ -d "$C10D_SCRATCH_DIR" ] && touch "$C10D_SCRATCH_DIR/$RANK" && until [ -e "$C10D_SCRATCH_DIR/$((1 - RANK))" ]; do :; done`))
 	require.True(t, s.OK, "the ranks share no directory: %s", errs)
-	left, err := os.ReadDir(os.Getenv("TMPDIR"))
-	require.NoError(t, err)
-	require.Empty(t, left)
+	require.Empty(t, must.Get(os.ReadDir(os.Getenv("TMPDIR"))))
 }
 
 // TestRunDescriptors checks that jobs leave no descriptors open.
@@ -88,8 +86,7 @@ func TestRunContext(t *testing.T) {
 		<-up
 		cancel()
 	}()
-	s, err := Run(ctx, j)
-	require.NoError(t, err)
+	s := must.Get(Run(ctx, j))
 	require.Equal(t, 128+int(syscall.SIGTERM), s.ExitCode)
 	require.Equal(t, "SIGTERM", s.First.Signal)
 	require.Zero(t, s.Restarts)
@@ -102,9 +99,7 @@ func TestRunClearsLogs(t *testing.T) {
 	for _, name := range []string{"rank0.error.json", "rank7.error.json", "rank7.log", "rank07.log", "rank1.error.json.old", "rankx.error.json"} {
 		require.NoError(t, os.WriteFile(filepath.Join(j.LogDir, name), []byte("{}"), 0o666))
 	}
-	s, err := Run(t.Context(), j)
-	require.NoError(t, err)
-	require.True(t, s.OK)
+	require.True(t, must.Get(Run(t.Context(), j)).OK)
 	left, err := os.ReadDir(j.LogDir)
 	require.NoError(t, err)
 	var names []string
@@ -143,9 +138,7 @@ func TestRunSlowOutput(t *testing.T) {
 		}
 		out.Write(p)
 	})
-	s, err := Run(context.Background(), j)
-	require.NoError(t, err)
-	require.True(t, s.OK)
+	require.True(t, must.Get(Run(context.Background(), j)).OK)
 	require.Equal(t, 10, strings.Count(out.String(), "\n"))
 }
 
@@ -156,9 +149,7 @@ func TestRunLostOutput(t *testing.T) {
 	var said []string
 	j.Logf = func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
 	j.Stdout = brokenWriter{full}
-	s, err := Run(context.Background(), j)
-	require.NoError(t, err)
-	require.True(t, s.OK)
+	require.True(t, must.Get(Run(context.Background(), j)).OK)
 	require.Equal(t, []string{"output of the ranks is lost: the disk is full"}, said)
 }
 
@@ -185,31 +176,27 @@ func TestRunEscape(t *testing.T) {
 	pidFile := filepath.Join(t.TempDir(), "pid")
 	s, _, _ := run(t, sh(1, fmt.Sprintf(`%s sh -c 'echo $$ >%s; exec sleep 600' & until [ -s %[2]s ]; do sleep 0.01; done; exit 3`, setsid, pidFile)))
 	require.Equal(t, 3, s.ExitCode)
-	text, err := os.ReadFile(pidFile)
-	require.NoError(t, err)
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	require.NoError(t, err)
-	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	text := must.Get(os.ReadFile(pidFile))
+	require.NoError(t, syscall.Kill(must.Get(strconv.Atoi(strings.TrimSpace(string(text)))), syscall.SIGKILL))
 }
 
 func TestRunRefuses(t *testing.T) {
 	good := sh(1, "true")
 	for want, change := range map[string]func(*Job){
-		"agent: no command":                                               func(j *Job) { j.Command = nil },
-		"agent: 0 ranks on this node":                                     func(j *Job) { j.Procs = 0 },
-		"agent: node 1 is not within 1 nodes":                             func(j *Job) { j.NodeRank = 1 },
-		"agent: node 0 is not within -1 nodes":                            func(j *Job) { j.Nodes = -1 },
-		"agent: 2 nodes need the address and port of node 0":              func(j *Job) { j.Nodes = 2 },
-		"agent: no port 65536":                                            func(j *Job) { j.MasterPort = 65536 },
-		"agent: -1 restarts":                                              func(j *Job) { j.MaxRestarts = -1 },
-		"agent: tee without a log directory":                              func(j *Job) { j.Tee = true },
+		"agent: no command":                    func(j *Job) { j.Command = nil },
+		"agent: 0 ranks on this node":          func(j *Job) { j.Procs = 0 },
+		"agent: node 1 is not within 1 nodes":  func(j *Job) { j.NodeRank = 1 },
+		"agent: node 0 is not within -1 nodes": func(j *Job) { j.Nodes = -1 },
+		"agent: 2 nodes need the address and port of node 0 (-master-addr, -master-port)": func(j *Job) { j.Nodes = 2 },
+		"agent: no port 65536":               func(j *Job) { j.MasterPort = 65536 },
+		"agent: -1 restarts":                 func(j *Job) { j.MaxRestarts = -1 },
+		"agent: tee without a log directory": func(j *Job) { j.Tee = true },
 		`agent: the guard: fork/exec /no/such: no such file or directory`: func(j *Job) { j.Guard = []string{"/no/such"} },
 		`agent: fork/exec /no/such: no such file or directory`:            func(j *Job) { j.Command = []string{"/no/such"} },
 	} {
 		j := good
 		change(&j)
-		_, err := Run(context.Background(), j)
-		require.EqualError(t, err, want)
+		require.EqualError(t, must.Err(Run(context.Background(), j)), want)
 	}
 }
 

@@ -105,7 +105,7 @@ func (a *agent) attempt(ctx context.Context, restarts int, pause time.Duration) 
 	exits := make(chan exit, a.Procs)
 	var startErr error
 	for local := range a.Procs {
-		r, err := a.start(local, restarts, 0, false, t.addr, exits)
+		r, err := a.start(local, restarts, 0, a.late, t.addr, exits)
 		if err != nil {
 			startErr = err
 			break
@@ -166,7 +166,7 @@ func (t *attempt) rankStore(ctx context.Context, pause time.Duration) (addr stri
 		port = t.MasterPort
 	}
 	listen := launch.ListenAddr(net.JoinHostPort(t.MasterAddr, strconv.Itoa(port)))
-	server, err := tcp.Listen(ctx, listen, tcp.ServerOptions{World: max(t.size, t.Most), TLS: t.tls, Token: t.token, Job: t.jobName()})
+	server, err := tcp.Listen(ctx, listen, tcp.ServerOptions{World: max(t.size, t.Most), TLS: t.tls, Job: t.jobName()})
 	if err != nil {
 		return "", nil, err
 	}
@@ -332,7 +332,7 @@ func (t *attempt) tellEnded(rank int, how string) {
 		if t.nodes.Set(ctx, t.endedKey(), nil) != nil {
 			return
 		}
-		st, err := tcp.New(ctx, t.addr, tcp.Options{TLS: t.tls, Token: t.token, Job: t.jobName(), Timeout: storeWait})
+		st, err := tcp.New(ctx, t.addr, tcp.Options{TLS: t.tls, Job: t.jobName(), Timeout: storeWait})
 		if err != nil {
 			return
 		}

@@ -95,8 +95,8 @@ func (p *pages) access() (debug.Access, error) {
 			a.Logf("the debug page asks for a password: it is in %s", file)
 		}
 	}
-	var err error
-	_, x.Token, err = credentials.Files{Token: file}.Load()
+	token, err := credentials.LoadToken(file)
+	x.Token = debug.Token(token)
 	return x, err
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/rankpage"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
@@ -84,13 +85,11 @@ func splitPort(addr string) (host string, port int, err error) {
 // jobPage reads the page of a job.
 func jobPage(t *testing.T, url string, change func(*http.Request)) (code int, s debug.JobStatus) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"?format=json", nil)
-	require.NoError(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url+"?format=json", nil))
 	if change != nil {
 		change(r)
 	}
-	got, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(r)
-	require.NoError(t, err)
+	got := must.Get((&http.Transport{DisableKeepAlives: true}).RoundTrip(r))
 	defer got.Body.Close()
 	if got.StatusCode == http.StatusOK {
 		require.NoError(t, json.NewDecoder(got.Body).Decode(&s))
@@ -116,10 +115,9 @@ func TestPages(t *testing.T) {
 			_, s = jobPage(t, url, nil)
 			require.Contains(t, s.Ranks[rank].Error, `it has no page: its program lacks import _ "github.com/c10d-go/c10d/trace/debug"`)
 			require.NoError(t, os.Remove(path))
-			r := trace.New(trace.Options{})
+			r := trace.New()
 			r.Join(trace.Member{Name: "0", Rank: rank, Ranks: []int{0, 1}})
-			p, err := debug.Serve(addr, debug.New(r, debug.Options{}), debug.Access{})
-			require.NoError(t, err)
+			p := must.Get(debug.Serve(addr, debug.New(r), debug.Access{}))
 			defer p.Close()
 		}
 		_, s = jobPage(t, url, nil)
@@ -165,10 +163,8 @@ func TestForgottenQuestions(t *testing.T) {
 	defer answers.loop.Wait()
 	defer stop()
 	for until := time.Now().Add(time.Minute); ; {
-		_, err := asks.ask(t.Context(), 1, nil)
-		require.ErrorContains(t, err, "it has no page")
-		n, err := nodes.NumKeys(t.Context())
-		require.NoError(t, err)
+		require.ErrorContains(t, must.Err(asks.ask(t.Context(), 1, nil)), "it has no page")
+		n := must.Get(nodes.NumKeys(t.Context()))
 		if n == 1 { // that of the node
 			return
 		}
@@ -227,14 +223,10 @@ func TestPageWithSecret(t *testing.T) {
 	paged(t, func(j *Job) { j.Secrets.Secret = secret }, func(url string, _ []string) {
 		code, _ := jobPage(t, url, nil)
 		require.Equal(t, http.StatusUnauthorized, code)
-		files, err := filepath.Glob(filepath.Join(os.Getenv("TMPDIR"), scratchName+"*", "page-token"))
-		require.NoError(t, err)
+		files := must.Get(filepath.Glob(filepath.Join(os.Getenv("TMPDIR"), scratchName+"*", "page-token")))
 		require.Len(t, files, 1)
-		info, err := os.Stat(files[0])
-		require.NoError(t, err)
-		require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
-		token, err := os.ReadFile(files[0])
-		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o600), must.Get(os.Stat(files[0])).Mode().Perm())
+		token := must.Get(os.ReadFile(files[0]))
 		code, s := jobPage(t, url, func(r *http.Request) { r.SetBasicAuth("", strings.TrimSpace(string(token))) })
 		require.Equal(t, http.StatusOK, code)
 		require.Len(t, s.Ranks, 2)

@@ -88,7 +88,7 @@
 // # Strangers
 //
 // Job.Secrets protect the stores of agents and ranks with TLS, a token, or both. The ranks get
-// the names of the files in C10D_TLS_CERT, C10D_TLS_KEY, C10D_TLS_CA and C10D_TOKEN_FILE. pg.Init
+// the names of the files in C10D_TLS_CERT, C10D_TLS_KEY and C10D_TLS_CA. pg.Init
 // reads these, so TLS also protects the connections between ranks. Ranks of PyTorch can use
 // neither. Without secrets, anyone who reaches a store can read and change its keys. They have
 // the addresses of the ranks. Ranks without TLS also have the secrets there by which they

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -21,7 +22,5 @@ func TestDoneOrder(t *testing.T) {
 	defer st.Close()
 	a := &agent{Job: Job{Nodes: 2, NodeRank: 1}, nodes: dying{st}}
 	a.done("done", "end")
-	marked, err := st.Check(t.Context(), nodeDoneKey("done", 1))
-	require.NoError(t, err)
-	require.False(t, marked)
+	require.False(t, must.Get(st.Check(t.Context(), nodeDoneKey("done", 1))))
 }

@@ -68,18 +68,24 @@ type progress struct {
 
 func (t *attempt) newElastic(exits chan<- exit) *elastic {
 	e := &elastic{attempt: t, exits: exits, again: make(chan *slot, t.Procs), looks: time.NewTicker(elasticLook), lost: make(map[int]bool)}
+	e.met, e.metTold = t.late, t.late
 	for r := range t.size {
 		e.epoch.IDs = append(e.epoch.IDs, r)
 	}
 	for local, r := range t.ranks {
-		e.slots = append(e.slots, &slot{local: local, rank: r, started: time.Now(), member: true, live: true, id: r.rank})
+		e.slots = append(e.slots, &slot{local: local, rank: r, started: time.Now(), member: !t.late, live: true, id: r.rank})
+		if t.late {
+			e.slots[local].id = -1
+		}
 	}
 	return e
 }
 
 func (e *elastic) progressKey(node int) string { return e.key + "progress/" + strconv.Itoa(node) }
 func (e *elastic) finishingKey() string        { return e.key + "finishing" }
-func (e *elastic) metKey() string              { return e.key + "met" }
+
+// metKey is there when the group has been made. An elastic job has one attempt.
+const metKey = "met"
 
 // exited handles the end of a rank.
 func (e *elastic) exited(x exit) {
@@ -277,8 +283,8 @@ func (e *elastic) tick() {
 		e.finishing, err = e.nodes.Check(ctx, e.finishingKey())
 	}
 	if err == nil && !e.metTold {
-		if e.metTold, err = e.nodes.Check(ctx, e.metKey()); err == nil && e.met && !e.metTold {
-			err = e.nodes.Set(ctx, e.metKey(), nil)
+		if e.metTold, err = e.nodes.Check(ctx, metKey); err == nil && e.met && !e.metTold {
+			err = e.nodes.Set(ctx, metKey, nil)
 		}
 		e.met = e.met || e.metTold
 	}
@@ -306,6 +312,28 @@ func (e *elastic) tick() {
 	}
 }
 
+// lostNode reports whether a node's agent has ended, and no other one has taken its place.
+func (e *elastic) lostNode(ctx context.Context, n int) (bool, error) {
+	gone, err := e.nodes.Check(ctx, e.gone[n])
+	if !gone || err != nil {
+		return gone, err
+	}
+	text, err := e.nodes.Get(ctx, nodeKey(n))
+	if err != nil {
+		return true, err
+	}
+	var now node
+	if err := json.Unmarshal(text, &now); err != nil {
+		return true, fmt.Errorf("node %d: %w", n, err)
+	}
+	if now.Gone == e.gone[n] {
+		return true, nil
+	}
+	e.gone[n], e.lost[n] = now.Gone, false
+	e.Logf("the launcher of node %d has been started again", n)
+	return e.nodes.Check(ctx, now.Gone)
+}
+
 // judge declares the end of the job when it has come. Node 0 calls it.
 func (e *elastic) judge(ctx context.Context) error {
 	var sum progress
@@ -314,7 +342,7 @@ func (e *elastic) judge(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		gone, err := e.nodes.Check(ctx, e.gone[n])
+		gone, err := e.lostNode(ctx, n)
 		if err != nil || !has && !gone {
 			return err // its ranks have not been started
 		}

@@ -14,6 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // asInit is the main function of a process that takes the place of process 1 for what its children leave behind.
@@ -44,8 +46,7 @@ func children(t *testing.T, parent int) map[int]string {
 		}
 		_, after, _ := strings.Cut(string(text), ") ")
 		if f := strings.Fields(after); len(f) > 1 && f[1] == strconv.Itoa(parent) {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			require.NoError(t, err)
+			pid := must.Get(strconv.Atoi(filepath.Base(filepath.Dir(path))))
 			found[pid] = f[0]
 		}
 	}
@@ -54,8 +55,7 @@ func children(t *testing.T, parent int) map[int]string {
 
 // TestInit: orphans are reaped, signals are passed on, and the command's exit code is that of the process.
 func TestInit(t *testing.T) {
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
 	file := filepath.Join(t.TempDir(), "ended")
 	cmd := exec.Command(self, "/bin/sh", "-c", fmt.Sprintf(`
 trap 'exit 7' TERM
@@ -80,8 +80,7 @@ while :; do sleep 0.05; done`, file))
 }
 
 func TestInitOfASignal(t *testing.T) {
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
 	for script, want := range map[string]int{"kill -9 $$": 137, "exit 0": 0} {
 		cmd := exec.Command(self, "/bin/sh", "-c", script)
 		cmd.Env = append(os.Environ(), initVariable+"=1")

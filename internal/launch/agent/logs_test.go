@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestLogsAreOwn: only this user can read what a job leaves, also in a directory that exists. What another process puts
@@ -39,16 +41,12 @@ func TestLogsAreOwn(t *testing.T) {
 			for path, want := range map[string]string{
 				behind: "as it was", filepath.Join(dir, "kept"): "0\n--- restart 1 ---\n1\n", filepath.Join(logs, "rank0.error.json"): "reason\n",
 			} {
-				text, err := os.ReadFile(path)
-				require.NoError(t, err)
-				require.Equal(t, want, string(text))
+				require.Equal(t, want, string(must.Get(os.ReadFile(path))))
 			}
 			for path, want := range map[string]fs.FileMode{
 				"kept": 0o600, "new/logs/rank0.error.json": 0o600, "new": fs.ModeDir | 0o700, "new/logs": fs.ModeDir | 0o700,
 			} {
-				info, err := os.Lstat(filepath.Join(dir, path))
-				require.NoError(t, err)
-				require.Equal(t, want, info.Mode(), path)
+				require.Equal(t, want, must.Get(os.Lstat(filepath.Join(dir, path))).Mode(), path)
 			}
 			if info, err := os.Stat(filepath.Join(logs, "rank0.log")); name == "file" {
 				require.NoError(t, err)
@@ -118,9 +116,7 @@ func TestForeignLogDir(t *testing.T) {
 	j.LogDir = link
 	_, err := Run(t.Context(), j)
 	require.ErrorContains(t, err, link+" is a link that another user has made: choose a directory of your own")
-	text, err := os.ReadFile(filepath.Join(dir, "rank0.log"))
-	require.NoError(t, err)
-	require.Equal(t, "as it was", string(text))
+	require.Equal(t, "as it was", string(must.Get(os.ReadFile(filepath.Join(dir, "rank0.log")))))
 }
 
 // TestTrapsOfRanks: the launcher does not wait for what a rank puts in the place of its files.
@@ -134,7 +130,5 @@ func TestTrapsOfRanks(t *testing.T) {
 	s, _, _ = run(t, j)
 	require.Equal(t, 3, s.ExitCode)
 	require.Len(t, s.First.Message, maxErrorMessage)
-	info, err := os.Stat(s.First.ErrorFile)
-	require.NoError(t, err)
-	require.Equal(t, int64(maxErrorFile), info.Size())
+	require.Equal(t, int64(maxErrorFile), must.Get(os.Stat(s.First.ErrorFile)).Size())
 }

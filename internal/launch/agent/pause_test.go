@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -70,9 +71,7 @@ func TestRunPauseEnds(t *testing.T) {
 			s, _, _ := run(t, j)
 			require.Equal(t, "SIGTERM", s.Signal)
 			require.NotZero(t, s.ExitCode)
-			text, err := os.ReadFile(starts)
-			require.NoError(t, err)
-			require.Equal(t, 4, strings.Count(string(text), "x"))
+			require.Equal(t, 4, strings.Count(string(must.Get(os.ReadFile(starts))), "x"))
 		})
 	}
 }

@@ -14,6 +14,7 @@ package mem
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -189,24 +190,31 @@ func (e *end) SetWaiting(f func() transport.Waiting) {
 	e.waiting = f
 }
 
-// links returns for whom the rank waits, and its oldest collective.
-func (e *end) links(about []int) (links []transport.Link, op uint8) {
+// waits returns for whom each rank waits by its messages, in no order. It is for all ranks at once, because groups may be large.
+func (n *network) waits() [][]int {
+	peers := make([][]int, len(n.ends))
+	for k, q := range n.pairs {
+		if !q.recvs.Empty() {
+			peers[k.to] = append(peers[k.to], k.from)
+		}
+		if !q.sends.Empty() {
+			peers[k.from] = append(peers[k.from], k.to)
+		}
+	}
+	return peers
+}
+
+// links returns for whom the rank waits, and its oldest collective. peers are those of waits.
+func (e *end) links(about, peers []int) (links []transport.Link, op uint8) {
 	n := e.net
 	w := transport.Waiting{Op: transport.NoOp}
 	if e.waiting != nil {
 		w = e.waiting()
 	}
-	waits := make(map[int]bool)
-	for k, q := range n.pairs {
-		if k.to == e.rank && !q.recvs.Empty() {
-			waits[k.from] = true
-		}
-		if k.from == e.rank && !q.sends.Empty() {
-			waits[k.to] = true
-		}
-	}
-	for r := range n.ends {
-		l := transport.Link{Peer: r, Waits: waits[r] || w.Peers[r] != 0, Answered: !n.frozen[r]}
+	all := slices.Concat(peers, about, slices.Collect(maps.Keys(w.Peers)))
+	slices.Sort(all)
+	for _, r := range slices.Compact(all) {
+		l := transport.Link{Peer: r, Waits: slices.Contains(peers, r) || w.Peers[r] != 0, Answered: !n.frozen[r]}
 		l.Sends, l.Recvs = w.Peers[r]&transport.NeedsSend != 0, w.Peers[r]&transport.NeedsRecv != 0
 		if n.frozen[r] && slices.Contains(about, r) {
 			l.Silent = time.Hour
@@ -452,6 +460,7 @@ func (e *end) Diagnose(_ time.Duration, about ...int) []transport.Health {
 	e.net.mu.Lock()
 	defer e.net.mu.Unlock()
 	out := make([]transport.Health, len(e.net.ends))
+	waits := e.net.waits()
 	for r, p := range e.net.ends {
 		out[r] = transport.Health{Rank: r, Native: true}
 		if p == nil || e.net.frozen[r] || e.net.frozen[e.rank] && r != e.rank {
@@ -461,7 +470,7 @@ func (e *end) Diagnose(_ time.Duration, about ...int) []transport.Health {
 		out[r].Departed = p.gone != nil
 		out[r].Died = p.gone != nil && p.gone.Kind == transport.FaultPeerDied
 		out[r].Issued, out[r].Completed = p.issued.Load(), p.completed.Load()
-		out[r].Links, out[r].Op = p.links(about)
+		out[r].Links, out[r].Op = p.links(about, waits[r])
 	}
 	return out
 }

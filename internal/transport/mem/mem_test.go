@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 )
@@ -13,8 +14,7 @@ func group(t *testing.T, f *mem.Fabric, size int) []transport.Mesh {
 	t.Helper()
 	ms := make([]transport.Mesh, size)
 	for r := range ms {
-		m, err := f.Join("g", r, size)
-		require.NoError(t, err)
+		m := must.Get(f.Join("g", r, size))
 		t.Cleanup(func() { m.Close() })
 		ms[r] = m
 	}
@@ -27,8 +27,7 @@ func TestKillOfAGroupWithSeveralNetworks(t *testing.T) {
 	ms := make(map[string]transport.Mesh)
 	for _, name := range []string{"g/0", "g/1", "g/sub/0", "g"} {
 		for r := range 2 {
-			m, err := f.Join(name, r, 2)
-			require.NoError(t, err)
+			m := must.Get(f.Join(name, r, 2))
 			defer m.Close()
 			ms[name] = m // of rank 1
 		}
@@ -77,8 +76,7 @@ func TestRecvAnyWithNobodyLeft(t *testing.T) {
 		}
 		require.NotNil(t, ms[0].Fault())
 		<-r.Done()
-		var f *transport.Fault
-		require.ErrorAs(t, r.Err(), &f)
+		f := must.As[*transport.Fault](t, r.Err())
 		require.Equal(t, transport.FaultPeerLeft, f.Kind)
 		require.Equal(t, 2, f.Rank)
 	}

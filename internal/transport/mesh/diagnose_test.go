@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -37,16 +38,13 @@ func TestPack(t *testing.T) {
 	}
 	for _, p := range []Ping{{7, [2]int{-1, -1}, false}, {8, [2]int{0, 9}, true}} {
 		about, deep := p.Pack()
-		q, err := UnpackPing(p.Round, about, deep, 10)
-		require.NoError(t, err)
-		require.Equal(t, p, q)
+		require.Equal(t, p, must.Get(UnpackPing(p.Round, about, deep, 10)))
 	}
 	for _, bad := range []struct {
 		about uint64
 		deep  uint32
 	}{{0, 2}, {11, 0}, {11 << 32, 1}, {1 << 63, 1}} {
-		_, err := UnpackPing(1, bad.about, bad.deep, 10)
-		require.ErrorContains(t, err, "PING about", "%+v", bad)
+		require.ErrorContains(t, must.Err(UnpackPing(1, bad.about, bad.deep, 10)), "PING about", "%+v", bad)
 	}
 }
 

@@ -6,8 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -39,8 +38,7 @@ func TestDrainWaitsForCheck(t *testing.T) {
 					t.Fatal("Drain has not waited")
 				default:
 				}
-				_, err := theirs.Write([]byte("credit"))
-				require.NoError(t, err)
+				must.Get(theirs.Write([]byte("credit")))
 				end(&b, theirs)
 				<-done
 			})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/strangers"
 	"golang.org/x/sys/unix"
 )
@@ -26,8 +27,7 @@ func (c between) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c.r
 // The kernel asks another host whether it is there, and not its own one. TestCrowd of package pg, with
 // 256 ranks, shows why.
 func TestKeepAlive(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
 	c, err := net.Dial("tcp", l.Addr().String())
 	require.NoError(t, err)
@@ -63,8 +63,7 @@ func TestBelow(t *testing.T) {
 
 // TestLongSilence: the system has limits for its times, and a Silence has none.
 func TestLongSilence(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
 	c, err := net.Dial("tcp", l.Addr().String())
 	require.NoError(t, err)
@@ -84,11 +83,9 @@ func TestLongSilence(t *testing.T) {
 func TestEndOf(t *testing.T) {
 	for name, linger := range map[string]int{"closed": -1, "reset": 0} {
 		t.Run(name, func(t *testing.T) {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
+			l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 			defer l.Close()
-			c, err := net.Dial("tcp", l.Addr().String())
-			require.NoError(t, err)
+			c := must.Get(net.Dial("tcp", l.Addr().String()))
 			defer c.Close()
 			require.NoError(t, LimitSilence(between{c.(*net.TCPConn), "192.0.2.1", "192.0.2.2"}, 0))
 			other, err := l.Accept()
@@ -115,11 +112,9 @@ func (b *bare) Received() uint64  { return b.received }
 
 // Bytes count as moved once the other end has acknowledged them, and not before.
 func TestTraffic(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
+	c := must.Get(net.Dial("tcp", l.Addr().String()))
 	defer c.Close()
 	other, err := l.Accept()
 	require.NoError(t, err)
@@ -138,11 +133,9 @@ func TestTraffic(t *testing.T) {
 		_, err := c.Write(make([]byte, size))
 		wrote <- err
 	}()
-	_, err = io.CopyN(io.Discard, other, 1)
-	require.NoError(t, err)
+	must.Get(io.CopyN(io.Discard, other, 1))
 	require.Less(t, trafficOf(c).acked, uint64(size), "the sockets do not hold so much")
-	_, err = io.CopyN(io.Discard, other, size-1)
-	require.NoError(t, err)
+	must.Get(io.CopyN(io.Discard, other, size-1))
 	require.NoError(t, <-wrote)
 	require.Eventually(t, func() bool { return trafficOf(c).acked >= size }, 20*time.Second, time.Millisecond)
 }

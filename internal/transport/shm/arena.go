@@ -206,7 +206,7 @@ func (g *Group) agreeArenas(said func(r int) uint64) {
 		}
 	}
 	if g.whyNoArenas != "" {
-		g.mapped = never()
+		g.mapped = uniform(never)
 		g.dropArenas()
 		return
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 )
@@ -78,16 +80,13 @@ func randomCalls(g *shm.Group, seed uint64, mem []byte, calls int) error {
 
 // TestMapped: memory of Alloc and any other make no difference to the results.
 func TestMapped(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := must.Seed(t)
 	for p := 1; p <= 5; p++ {
 		for name, o := range map[string]shm.Options{
 			"default":   {},
 			"alone":     shm.Options{Piece: 1, OneShot: -1}.From(-1).Tile(4096).Section(8192),
 			"claimed":   shm.Options{Piece: 1, OneShot: -1}.From(-1).SlowCopies(),
-			"staged":    {Piece: 1, OneShot: -1, Staged: true},
 			"direct":    shm.Options{Piece: 1, OneShot: -1}.From(1).Tile(4096).Section(4096),
-			"strangers": shm.Options{Piece: 1}.From(20_000).Strangers(),
 			"forbidden": shm.Options{Piece: 1, OneShot: -1}.Reading(func(int, int) error { return syscall.EPERM }),
 		} {
 			t.Run(fmt.Sprintf("%d ranks, %s", p, name), func(t *testing.T) {
@@ -98,10 +97,7 @@ func TestMapped(t *testing.T) {
 						g.SetMapped(1)
 					}
 				}
-				calls := 30
-				if testing.Short() {
-					calls = 10
-				}
+				calls := testsize.Of(10, 10, 30)
 				each(t, gs, func(g *shm.Group) error { return randomCalls(g, seed, mems[g.Rank()], calls) })
 			})
 		}
@@ -109,15 +105,11 @@ func TestMapped(t *testing.T) {
 }
 
 // lotsRank is TestMapped in a process.
-func lotsRank(g *shm.Group, args []string) error {
+func lotsRank(g *shm.Group, args []string) (err error) {
+	defer must.Catch(&err)
 	var seed uint64
-	if _, err := fmt.Sscan(args[0], &seed); err != nil {
-		return err
-	}
-	mem, err := g.Alloc(1<<20, late())
-	if err != nil {
-		return err
-	}
+	must.Get(fmt.Sscan(args[0], &seed))
+	mem := must.Get(g.Alloc(1<<20, late()))
 	g.SetMapped(1)
 	err = randomCalls(g, seed, mem, 60)
 	if err == nil {
@@ -128,12 +120,9 @@ func lotsRank(g *shm.Group, args []string) error {
 }
 
 func TestMappedProcesses(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := must.Seed(t)
 	for _, p := range startRanks(t, 3, fmt.Sprint("lots ", seed)) {
-		line, err := p.out.ReadString('\n')
-		require.NoError(t, err)
-		require.Equal(t, "<nil>\n", line)
+		require.Equal(t, "<nil>\n", must.Get(p.out.ReadString('\n')))
 		require.NoError(t, p.Wait())
 	}
 }
@@ -173,8 +162,7 @@ func limitFiles(bytes uint64) error {
 
 func TestLimited(t *testing.T) {
 	for _, p := range startRanks(t, 2, "limited") {
-		line, err := p.out.ReadString('\n')
-		require.NoError(t, err)
+		line := must.Get(p.out.ReadString('\n'))
 		require.Equal(t, "rank 0 has a limit on addresses or files (ulimit -v, -f)\n", line)
 		require.NoError(t, p.Wait())
 	}
@@ -250,8 +238,7 @@ const hugePage = 2 << 20
 
 func TestFree(t *testing.T) {
 	g := join(t, 1, shm.Options{})[0]
-	b, err := g.Alloc(10_000, nil)
-	require.NoError(t, err)
+	b := must.Get(g.Alloc(10_000, nil))
 	for name, wrong := range map[string][]byte{
 		"nothing": nil, "other": make([]byte, 10_000), "begin": b[:9_999], "end": b[1:], "middle": b[4096:4097],
 	} {
@@ -278,8 +265,7 @@ func TestAllocatedOutlivesGroup(t *testing.T) {
 			require.NoError(t, g.Free(b))
 		}
 		require.ErrorIs(t, g.Free(one[r]), shm.ErrNotAllocated)
-		_, err := g.Alloc(1, nil)
-		require.ErrorIs(t, err, shm.ErrClosed)
+		require.ErrorIs(t, must.Err(g.Alloc(1, nil)), shm.ErrClosed)
 	}
 	_, after := count(t)
 	require.Equal(t, before, after)
@@ -318,7 +304,7 @@ func TestShowerGivesUp(t *testing.T) {
 			"close": func(g *shm.Group) { g.Close() },
 		} {
 			t.Run(name+"/"+how, func(t *testing.T) {
-				gs := join(t, 2, shm.Options{Staged: true}.Arena(16<<20))
+				gs := join(t, 2, shm.Options{}.From(-1).Arena(16<<20))
 				bs, cs := allocated(t, gs, n), allocated(t, gs, 2*n)
 				for _, g := range gs {
 					g.SetMapped(1)
@@ -340,8 +326,7 @@ func TestShowerGivesUp(t *testing.T) {
 				require.Error(t, <-ended, "the lender returns while the other one takes")
 				require.NoError(t, errors.Join(gs[0].Free(bs[0]), gs[0].Free(cs[0])))
 				close(open)
-				var re *shm.RankError
-				require.ErrorAs(t, <-ended, &re)
+				re := must.As[*shm.RankError](t, <-ended)
 				require.Zero(t, re.Rank)
 			})
 		}
@@ -355,6 +340,7 @@ func widowRank(g *shm.Group, args []string) error {
 	if err != nil {
 		return err
 	}
+	g.SetMapped(1)
 	all := make([]byte, g.Size()*n)
 	for i := range buf {
 		buf[i] = byte(g.Rank())
@@ -395,60 +381,74 @@ func TestKillShower(t *testing.T) {
 	} {
 		ps := startRanks(t, 2, "widow "+op)
 		for _, p := range ps {
-			line, err := p.out.ReadString('\n')
-			require.NoError(t, err)
-			require.Equal(t, "taking\n", line)
+			require.Equal(t, "taking\n", must.Get(p.out.ReadString('\n')))
 		}
 		require.NoError(t, ps[1].Process.Kill())
 		require.Error(t, ps[1].Wait())
 		fmt.Fprintln(ps[0].in)
-		line, err := ps[0].out.ReadString('\n')
-		require.NoError(t, err)
-		require.Equal(t, says, strings.TrimSpace(line), op)
+		require.Equal(t, says, strings.TrimSpace(must.Get(ps[0].out.ReadString('\n'))), op)
 		require.NoError(t, ps[0].Wait())
 	}
 }
 
 // TestMessagesMapped: messages out of memory of Alloc are taken where they are.
 func TestMessagesMapped(t *testing.T) {
-	for name, o := range map[string]shm.Options{"staged": {Staged: true}, "direct": shm.Options{}.From(1).Strangers()} {
-		t.Run(name, func(t *testing.T) {
-			ms := directly(newFabric(), t, 2, true, o, o)
-			gs := []*shm.Group{ms[0].Group(), ms[1].Group()}
-			mems := allocated(t, gs, 4<<20)
-			for _, g := range gs {
-				g.SetMapped(1)
-			}
-			var wg sync.WaitGroup
-			for r, m := range ms {
-				l := lot{rng: rand.New(rand.NewPCG(1, uint64(r))), mem: mems[r]}
-				wg.Go(func() {
-					for round := range 4 {
-						var fs []*flag
-						for i, n := range []int{100, 70_000, 3, 512<<10 + 1} {
-							out := l.room(n)
-							copy(out, input(3, 10*round+i, r, n))
-							fs = append(fs, post(m.Recv, 1-r, uint64(i), l.room(n)), post(m.Send, 1-r, uint64(i), out))
-						}
-						for i, f := range fs {
-							if err := f.waitPolling(m); err != nil {
-								t.Errorf("rank %d, request %d: %v", r, i, err)
-							}
-							if i%2 == 0 && !bytes.Equal(f.Buf, input(3, 10*round+i/2, 1-r, len(f.Buf))) {
-								t.Errorf("rank %d, message %d is another", r, i/2)
-							}
-						}
+	ms := meshes(t, 2)
+	gs := []*shm.Group{ms[0].Group(), ms[1].Group()}
+	mems := allocated(t, gs, 4<<20)
+	for _, g := range gs {
+		g.SetMapped(1)
+	}
+	var wg sync.WaitGroup
+	for r, m := range ms {
+		l := lot{rng: rand.New(rand.NewPCG(1, uint64(r))), mem: mems[r]}
+		wg.Go(func() {
+			for round := range 4 {
+				var fs []*flag
+				for i, n := range []int{100, 70_000, 3, 512<<10 + 1} {
+					out := l.room(n)
+					copy(out, input(3, 10*round+i, r, n))
+					fs = append(fs, post(m.Recv, 1-r, uint64(i), l.room(n)), post(m.Send, 1-r, uint64(i), out))
+				}
+				for i, f := range fs {
+					if err := f.waitPolling(m); err != nil {
+						t.Errorf("rank %d, request %d: %v", r, i, err)
 					}
-				})
+					if i%2 == 0 && !bytes.Equal(f.Buf, input(3, 10*round+i/2, 1-r, len(f.Buf))) {
+						t.Errorf("rank %d, message %d is another", r, i/2)
+					}
+				}
 			}
-			wg.Wait()
 		})
 	}
+	wg.Wait()
+}
+
+// meshes makes meshes that move nothing by themselves.
+func meshes(t testing.TB, size int) (ms []*shm.Mesh) {
+	f := newFabric()
+	for r, g := range join(t, size, shm.Options{}) {
+		rest := must.Get(f.Join("mapped", r, size))
+		m := must.Get(shm.NewMesh(g, rest, shm.MeshOptions{Lazy: true}))
+		t.Cleanup(func() { m.Close() })
+		ms = append(ms, m)
+	}
+	return ms
+}
+
+// TestMessageOutsideArena: a rank that names a place outside its arena ends the group, and nothing is read there.
+func TestMessageOutsideArena(t *testing.T) {
+	ms := meshes(t, 2)
+	ms[1].NameOutside(0, 5, 1<<20)
+	err := post(ms[0].Recv, 1, 5, make([]byte, 1<<20)).waitPolling(ms[0])
+	f := must.As[*transport.Fault](t, err)
+	require.Equal(t, transport.FaultProtocol, f.Kind)
+	require.ErrorContains(t, err, "outside its arena")
 }
 
 // TestSenderFrees: a message that has not been taken when its sender gives up ends with an error.
 func TestSenderFrees(t *testing.T) {
-	ms := directly(newFabric(), t, 2, true, shm.Options{Staged: true}, shm.Options{Staged: true})
+	ms := meshes(t, 2)
 	gs := []*shm.Group{ms[0].Group(), ms[1].Group()}
 	mems := allocated(t, gs, 1<<20)
 	out := post(ms[0].Send, 1, 5, mems[0])
@@ -459,15 +459,15 @@ func TestSenderFrees(t *testing.T) {
 }
 
 func TestMappedAllocations(t *testing.T) {
-	const runs, n = 50, 100 << 10
-	gs := join(t, 2, shm.Options{OneShot: -1, Staged: true}.Arena(4<<20))
+	const runs, n = 15, 100 << 10
+	gs := join(t, 2, shm.Options{OneShot: -1}.From(-1).Arena(4<<20))
 	bs, cs := allocated(t, gs, 2*n), allocated(t, gs, 2*n)
 	add := mix(4)
 	round := func(g *shm.Group) error {
 		b, c := bs[g.Rank()], cs[g.Rank()]
 		return errors.Join(
 			g.AllReduce(b, by(4, add), nil), g.Reduce(c, b, 0, by(4, add), nil), g.ReduceScatter(c[:n], b, by(4, add), nil),
-			g.Broadcast(b, 1, nil), g.AllGather(b, c[:n], nil), g.AllToAll(b, c, nil),
+			g.Broadcast(b, 1, nil), g.AllGather(b, c[:n], nil),
 		)
 	}
 	var wg sync.WaitGroup

@@ -1,20 +1,19 @@
 package shm
 
 import (
-	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestHeap allocates and releases at random. Allocations are aligned and do not overlap, and
 // free memory is in as few spans as possible.
 func TestHeap(t *testing.T) {
 	const size = 64 * page
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
+	rng := must.Rand(t)
 	h := heap{free: []span{{0, size}}}
 	var live []span
 	taken := func(at int) bool {

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,15 +16,14 @@ import (
 	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/reduce"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 )
 
 // The ranks of this file are processes: this test binary, started again with
@@ -58,15 +56,10 @@ func beRank(role string) int {
 	return 0
 }
 
-func runRank(role []string) error {
-	rank, err := strconv.Atoi(role[0])
-	if err != nil {
-		return err
-	}
-	e, err := shm.NewEndpoint()
-	if err != nil {
-		return err
-	}
+func runRank(role []string) (err error) {
+	defer must.Catch(&err)
+	rank := must.Get(strconv.Atoi(role[0]))
+	e := must.Get(shm.NewEndpoint())
 	fmt.Println(e.Addr())
 	line, err := commands.ReadString('\n')
 	if err != nil {
@@ -74,31 +67,14 @@ func runRank(role []string) error {
 	}
 	var o shm.Options
 	if s := os.Getenv("C10D_SHM_FROM"); s != "" {
-		from, err := strconv.ParseInt(s, 10, 64)
-		if err != nil {
-			return err
-		}
+		from := must.Get(strconv.ParseInt(s, 10, 64))
 		o = o.From(from)
-	}
-	if s := os.Getenv("C10D_SHM_TILE"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			return err
-		}
-		o = o.Tile(n)
-	}
-	if s := os.Getenv("C10D_SHM_SECTION"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			return err
-		}
-		o = o.Section(n)
 	}
 	switch role[1] {
 	case "mourn":
 		o = holdReads(o.From(1))
 	case "widow":
-		o.Staged = true
+		o = o.From(-1)
 	case "limited":
 		if rank == 0 {
 			err = limitFiles(1 << 30)
@@ -110,16 +86,6 @@ func runRank(role []string) error {
 	}
 	if err != nil {
 		return err
-	}
-	if s := os.Getenv("C10D_SHM_PIECE"); s != "" {
-		if o.Piece, err = strconv.Atoi(s); err != nil {
-			return err
-		}
-	}
-	if s := os.Getenv("C10D_SHM_ONESHOT"); s != "" {
-		if o.OneShot, err = strconv.Atoi(s); err != nil {
-			return err
-		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -148,24 +114,18 @@ func startRanks(t testing.TB, n int, role string) []process {
 	var addrs []string
 	for r := range ps {
 		cmd := exec.Command(os.Args[0])
-		if os.Getenv("C10D_SHM_PIN") != "" {
-			cmd = exec.Command("taskset", "-c", strconv.Itoa(r%runtime.NumCPU()), os.Args[0])
-		}
 		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", roleEnv, r, role))
 		cmd.Stderr = os.Stderr
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		in, err := cmd.StdinPipe()
-		require.NoError(t, err)
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
+		in := must.Get(cmd.StdinPipe())
+		out := must.Get(cmd.StdoutPipe())
 		require.NoError(t, cmd.Start())
 		ps[r] = process{Cmd: cmd, in: in, out: bufio.NewReader(out)}
 		t.Cleanup(func() {
 			cmd.Process.Kill()
 			cmd.Wait()
 		})
-		line, err := ps[r].out.ReadString('\n')
-		require.NoError(t, err)
+		line := must.Get(ps[r].out.ReadString('\n'))
 		ps[r].addr = strings.TrimSpace(line)
 		addrs = append(addrs, ps[r].addr)
 		defer func() { fmt.Fprintln(in, strings.Join(addrs, " ")) }()
@@ -180,7 +140,15 @@ type timing struct {
 
 var benchSizes = []int{4, 1 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}
 
-// operations are called with a buffer of n bytes, which is the sum of the blocks
+// blocksOf cuts b into blocks of n bytes.
+func blocksOf(b []byte, n int) (all [][]byte) {
+	for ; len(b) > 0; b = b[n:] {
+		all = append(all, b[:n])
+	}
+	return all
+}
+
+// operation returns a call with a buffer of n bytes, which is the sum of the blocks
 // where there are blocks.
 func operation(g *shm.Group, op string, n int) func() error {
 	a, b := plain(n+2*g.Size()*64), plain(n+2*g.Size()*64)
@@ -198,10 +166,6 @@ func plain(n int) []byte {
 
 // operationOn is operation with two buffers, of 128 bytes a rank more.
 func operationOn(g *shm.Group, op string, n int, a, b []byte) func() error {
-	if os.Getenv("C10D_SHM_HUGE") != "" {
-		hugePages(a)
-		hugePages(b)
-	}
 	for i := range a {
 		a[i], b[i] = 0, 0
 	}
@@ -224,7 +188,8 @@ func operationOn(g *shm.Group, op string, n int, a, b []byte) func() error {
 	case "allgather":
 		return func() error { return g.AllGather(b[:all], a[:one], nil) }
 	case "alltoall":
-		return func() error { return g.AllToAll(b[:all], a[:all], nil) }
+		out, in := blocksOf(b[:all], one), blocksOf(a[:all], one)
+		return func() error { return g.AllToAllV(out, in, nil) }
 	case "gather":
 		return func() error { return g.Gather(b[:all], a[:one], 0, nil) }
 	case "scatter":
@@ -235,18 +200,6 @@ func operationOn(g *shm.Group, op string, n int, a, b []byte) func() error {
 		return pingPong(meshOf(g), a[:n])
 	}
 	panic(op)
-}
-
-// hugePages asks for them in what b has not touched yet.
-func hugePages(b []byte) {
-	const huge = 2 << 20
-	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) % huge)
-	if skip+huge > len(b) {
-		return
-	}
-	if err := unix.Madvise(b[skip:skip+(len(b)-skip)&^(huge-1)], unix.MADV_HUGEPAGE); err != nil {
-		panic(err)
-	}
 }
 
 var theMesh *shm.Mesh
@@ -317,7 +270,8 @@ func pingPong(m *shm.Mesh, buf []byte) func() error {
 }
 
 // timeRank times an operation at all sizes. Rank 0 prints a record a size.
-func timeRank(g *shm.Group, args []string) error {
+func timeRank(g *shm.Group, args []string) (err error) {
+	defer must.Catch(&err)
 	sizes := benchSizes
 	if args[0] == "barrier" {
 		sizes = []int{0}
@@ -327,13 +281,9 @@ func timeRank(g *shm.Group, args []string) error {
 		iters := min(max(1<<30/(n+1<<16), 30), 4000)
 		took := make([]float64, iters)
 		for i := -iters / 10; i < iters; i++ {
-			if err := g.Barrier(nil); err != nil {
-				return err
-			}
+			must.Do(g.Barrier(nil))
 			start := time.Now()
-			if err := f(); err != nil {
-				return err
-			}
+			must.Do(f())
 			if i >= 0 {
 				took[i] = float64(time.Since(start).Nanoseconds()) / 1e3
 				if args[0] == "sendrecv" {
@@ -343,10 +293,7 @@ func timeRank(g *shm.Group, args []string) error {
 		}
 		slices.Sort(took)
 		if g.Rank() == 0 {
-			b, err := json.Marshal(timing{n, took[0], took[iters/2], took[iters*99/100]})
-			if err != nil {
-				return err
-			}
+			b := must.Get(json.Marshal(timing{n, took[0], took[iters/2], took[iters*99/100]}))
 			fmt.Println(string(b))
 		}
 	}
@@ -363,25 +310,17 @@ type comparison struct {
 
 // copyRank times operations of the sizes in the arguments, all ways in turns.
 // Rank 0 prints a record each.
-func copyRank(g *shm.Group, args []string) error {
+func copyRank(g *shm.Group, args []string) (err error) {
+	defer must.Catch(&err)
 	if why := g.WhyStaged() + g.WhyNoArenas(); why != "" {
 		return errors.New("shm: " + why)
 	}
 	for _, op := range strings.Split(args[0], ",") {
 		for _, size := range strings.Split(args[1], ",") {
-			n, err := strconv.Atoi(size)
-			if err != nil {
-				return err
-			}
+			n := must.Get(strconv.Atoi(size))
 			room := n + 2*g.Size()*64
-			x, err := g.Alloc(room, nil)
-			if err != nil {
-				return err
-			}
-			y, err := g.Alloc(room, nil)
-			if err != nil {
-				return err
-			}
+			x := must.Get(g.Alloc(room, nil))
+			y := must.Get(g.Alloc(room, nil))
 			f := operation(g, op, n)
 			fs := [3]func() error{f, f, operationOn(g, op, n, x, y)}
 			iters := min(max(256<<20/n, 7), 400)
@@ -390,21 +329,15 @@ func copyRank(g *shm.Group, args []string) error {
 				for way, limits := range [3][2]int64{{-1, -1}, {1, -1}, {-1, 1}} {
 					g.SetFrom(limits[0])
 					g.SetMapped(limits[1])
-					if err := g.Barrier(nil); err != nil {
-						return err
-					}
+					must.Do(g.Barrier(nil))
 					start := time.Now()
-					if err := errors.Join(fs[way](), g.Barrier(nil)); err != nil {
-						return err
-					}
+					must.Do(errors.Join(fs[way](), g.Barrier(nil)))
 					if i >= 0 {
 						took[way] = append(took[way], float64(time.Since(start).Nanoseconds())/1e3)
 					}
 				}
 			}
-			if err := errors.Join(g.Free(x), g.Free(y)); err != nil {
-				return err
-			}
+			must.Do(errors.Join(g.Free(x), g.Free(y)))
 			if g.Rank() > 0 {
 				continue
 			}
@@ -413,10 +346,7 @@ func copyRank(g *shm.Group, args []string) error {
 				slices.Sort(took[way])
 				c.Mean[way], c.Best[way] = took[way][iters/2], took[way][0]
 			}
-			b, err := json.Marshal(c)
-			if err != nil {
-				return err
-			}
+			b := must.Get(json.Marshal(c))
 			fmt.Println(string(b))
 		}
 	}
@@ -424,13 +354,10 @@ func copyRank(g *shm.Group, args []string) error {
 }
 
 // BenchmarkCopies compares, for every operation that need not stage, what it takes with two
-// copies, with one out of other processes, and with memory of Alloc. A ratio, to two
+// copies, with one out of other processes if it can read those, and with memory of Alloc. A ratio, to two
 // copies, above 1 means that it was faster. It is of medians, min of the best, for
-// machines that do other work. C10D_SHM_RANKS is
-// "2 4 8" if it is empty; C10D_SHM_OPS chooses operations, C10D_SHM_SIZES sizes in bytes;
-// C10D_SHM_TILE sets how much of an operand is read at a time, C10D_SHM_SECTION how much of
-// an all-reduce in memory of Alloc a rank reduces at a time; with C10D_SHM_HUGE=1 large
-// buffers are in huge pages, as far as there are some. Run it with -benchtime=1x.
+// machines that do other work. C10D_SHM_RANKS is "2 4 8" if it is empty; C10D_SHM_OPS chooses
+// operations, C10D_SHM_SIZES sizes in bytes. Run it with -benchtime=1x.
 func BenchmarkCopies(b *testing.B) {
 	get := func(name, otherwise string) []string {
 		if s := os.Getenv(name); s != "" {
@@ -470,8 +397,7 @@ func BenchmarkCopies(b *testing.B) {
 
 // BenchmarkProcesses times every collective between processes, on the first
 // rank, each call after a barrier. The number of ranks is C10D_SHM_RANKS, "1 2 4"
-// if that is empty; C10D_SHM_OPS, C10D_SHM_PIECE, C10D_SHM_ONESHOT and C10D_SHM_FROM (from
-// how many bytes on there is one copy) choose operations and options; with C10D_SHM_PIN=1 each rank stays on one CPU. Run it with -benchtime=1x: it counts by itself.
+// if that is empty; C10D_SHM_OPS chooses operations. Run it with -benchtime=1x: it counts by itself.
 func BenchmarkProcesses(b *testing.B) {
 	ranks, ops := os.Getenv("C10D_SHM_RANKS"), os.Getenv("C10D_SHM_OPS")
 	if ranks == "" {
@@ -482,8 +408,7 @@ func BenchmarkProcesses(b *testing.B) {
 	}
 	for _, op := range strings.Fields(ops) {
 		for _, s := range strings.Fields(ranks) {
-			n, err := strconv.Atoi(s)
-			require.NoError(b, err)
+			n := must.Get(strconv.Atoi(s))
 			load, err := os.ReadFile("/proc/loadavg")
 			require.NoError(b, err)
 			ps := startRanks(b, n, "time "+op)

@@ -42,10 +42,9 @@ func (g *Group) Enter(number uint32, c *transport.Call) {
 }
 
 // Begin sets the operation that the next collectives belong to. Their pieces carry its history, so that ranks
-// with another history notice. waits, which may be nil, is called when one of them begins a longer wait for
-// another rank. Nothing else of the group may run meanwhile.
-func (g *Group) Begin(number uint32, history uint64, waits func()) {
-	g.number, g.history, g.waits = number, history, waits
+// with another history notice. Nothing else of the group may run meanwhile.
+func (g *Group) Begin(number uint32, history uint64) {
+	g.number, g.history = number, history
 }
 
 // called returns the rank's call of a number, if the rank has made it and it is still there.

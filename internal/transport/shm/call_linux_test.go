@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 )
@@ -27,7 +27,7 @@ func (c *calls) begin(word uint64) {
 	call := transport.Call{What: [2]uint64{1, word}}
 	call.Follow(c.last.What, c.last.History)
 	c.g.Enter(c.next, &call)
-	c.g.Begin(c.next, call.History, nil)
+	c.g.Begin(c.next, call.History)
 	c.last = call
 	c.next++
 }
@@ -199,9 +199,7 @@ func TestSettle(t *testing.T) {
 
 // Whatever another rank writes where its calls are, looking at it does no harm.
 func TestGarbageCalls(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
+	rng := must.Rand(t)
 	for range 50 {
 		gs := join(t, 2, shm.Options{})
 		mine := called(gs[0])

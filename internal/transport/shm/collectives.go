@@ -344,8 +344,8 @@ func (g *Group) AllReduce(buf []byte, by Operator, stop func() error) error {
 	if len(buf) <= g.oneShot {
 		return g.allReduceSmall(buf)
 	}
-	if g.exposes(g.limits.AllReduce, g.mapped.AllReduce, len(buf)) {
-		if ok, err := g.exposing(func() (bool, error) { return g.allReduceDirect(buf) }); ok || err != nil {
+	if g.exposes(never, g.mapped.AllReduce, len(buf)) {
+		if ok, err := g.exposing(func() (bool, error) { return g.allReduceMapped(buf) }); ok || err != nil {
 			return err
 		}
 	}
@@ -370,8 +370,8 @@ func (g *Group) Reduce(out, in []byte, root int, by Operator, stop func() error)
 		return err
 	}
 	g.by = by
-	if len(in) > g.oneShot && g.exposes(g.limits.Reduce, g.mapped.Reduce, len(in)) {
-		if ok, err := g.exposing(func() (bool, error) { return g.reduceDirect(out, in, root) }); ok || err != nil {
+	if len(in) > g.oneShot && g.exposes(never, g.mapped.Reduce, len(in)) {
+		if ok, err := g.exposing(func() (bool, error) { return g.reduceMapped(out, in, root) }); ok || err != nil {
 			return err
 		}
 	}
@@ -553,8 +553,8 @@ func (g *Group) ReduceScatter(out, in []byte, by Operator, stop func() error) er
 		copyTo(out, mine)
 		return nil
 	}
-	if g.exposes(g.limits.ReduceScatter, g.mapped.ReduceScatter, len(in)) {
-		if ok, err := g.exposing(func() (bool, error) { return g.reduceScatterDirect(out, in) }); ok || err != nil {
+	if g.exposes(never, g.mapped.ReduceScatter, len(in)) {
+		if ok, err := g.exposing(func() (bool, error) { return g.reduceScatterMapped(out, in) }); ok || err != nil {
 			return err
 		}
 	}
@@ -595,7 +595,7 @@ func (g *Group) Broadcast(buf []byte, root int, stop func() error) error {
 	if err := g.start(header{kind: opBroadcast, root: uint16(root), bytes: uint64(len(buf))}, stop); err != nil || g.size == 1 {
 		return err
 	}
-	if g.exposes(g.limits.Broadcast, g.mapped.Broadcast, len(buf)) {
+	if g.exposes(never, g.mapped.Broadcast, len(buf)) {
 		ok, err := g.copyExposed(rootExposes, buf, len(buf), func(int) ([]byte, int) { return buf, 0 })
 		if ok || err != nil {
 			return err
@@ -647,7 +647,7 @@ func (g *Group) allGather(out blocks, in []byte, stop func() error) error {
 		copyTo(mine, in)
 		return nil
 	}
-	if g.exposes(g.limits.AllGather, g.mapped.AllGather, g.size*n) {
+	if g.exposes(g.reads.AllGather, g.mapped.AllGather, g.size*n) {
 		copyTo(mine, in)
 		ok, err := g.copyExposed(allToAll, in, n, func(r int) ([]byte, int) { return out.at(r, n), 0 })
 		if ok || err != nil {
@@ -670,7 +670,7 @@ func (g *Group) AllGatherV(out, in []byte, counts []int64, stop func() error) er
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.exposes(g.limits.AllGatherV, g.mapped.AllGatherV, len(out)) {
+	if g.exposes(g.reads.AllToAll, g.mapped.AllGatherV, len(out)) {
 		if err := g.start(header{kind: opAllGatherV, bytes: uint64(len(out))}, stop); err != nil {
 			return err
 		}
@@ -750,7 +750,7 @@ func (g *Group) gather(out blocks, in []byte, root int, stop func() error) error
 		return err
 	}
 	n := len(in)
-	if g.exposes(g.limits.Gather, g.mapped.Gather, g.size*n) {
+	if g.exposes(never, g.mapped.Gather, g.size*n) {
 		if g.rank == root {
 			copyTo(out.at(root, n), in)
 		}
@@ -806,7 +806,7 @@ func (g *Group) scatter(out []byte, in blocks, root int, stop func() error) erro
 		return err
 	}
 	n := len(out)
-	if g.size > 1 && g.exposes(g.limits.Scatter, g.mapped.Scatter, g.size*n) {
+	if g.size > 1 && g.exposes(g.reads.Scatter, g.mapped.Scatter, g.size*n) {
 		if ok, err := g.scatterDirect(out, in); ok || err != nil {
 			return err
 		}
@@ -842,44 +842,7 @@ func (g *Group) stageBlocks(data []byte, in blocks, n, k, piece int) {
 	}
 }
 
-// AllToAll sends block r of in to rank r, and stores the block from rank r as block r of out.
-// out and in must not overlap.
-func (g *Group) AllToAll(out, in []byte, stop func() error) error {
-	if len(in)%g.size != 0 || len(out) != len(in) {
-		return fmt.Errorf("shm: output of %d bytes and input of %d, want the same, in %d blocks", len(out), len(in), g.size)
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if err := g.start(header{kind: opAllToAll, bytes: uint64(len(in))}, stop); err != nil {
-		return err
-	}
-	n, piece := len(in)/g.size, g.blockPiece()
-	copyTo(out[g.rank*n:][:n], in[g.rank*n:][:n])
-	if g.size == 1 {
-		return nil
-	}
-	if g.exposes(g.limits.AllToAll, g.mapped.AllToAll, len(in)) {
-		ok, err := g.copyExposed(allToAll, in, len(in), func(r int) ([]byte, int) { return out[r*n:][:n], g.rank * n })
-		if ok || err != nil {
-			return err
-		}
-	}
-	return g.pipeline(pieces(n, piece), func(k int, data []byte) { g.stageBlocks(data, blocks{whole: in}, n, k, piece) },
-		func(k int, p uint32) error {
-			for i := 1; i < g.size; i++ {
-				r := g.nth(i)
-				data, err := g.waitPiece(r, p)
-				if err != nil {
-					return err
-				}
-				copies.Bytes(cut(out[r*n:][:n], k, piece), data[g.rank*piece:])
-			}
-			g.allPublished(p)
-			return nil
-		})
-}
-
-// AllToAllV is AllToAll for blocks of any size: in[r] goes to rank r, and out[r] comes from
+// AllToAllV sends in[r], of any size, to rank r. out[r] comes from
 // there and must have the length that rank r sends. None of these slices may overlap.
 func (g *Group) AllToAllV(out, in [][]byte, stop func() error) error {
 	if len(out) != g.size || len(in) != g.size {
@@ -902,7 +865,7 @@ func (g *Group) AllToAllV(out, in [][]byte, stop func() error) error {
 	if err != nil || longest <= short {
 		return err
 	}
-	if g.exposes(g.limits.AllToAll, g.mapped.AllToAll, g.size*longest) {
+	if g.exposes(g.reads.AllToAll, g.mapped.AllToAll, g.size*longest) {
 		if ok, err := g.allToAllVDirect(out, in, short); ok || err != nil {
 			return err
 		}
@@ -939,7 +902,7 @@ func (g *Group) lengths() int { return (8*g.size + 63) &^ 63 }
 // and it is too short for a single copy.
 func (g *Group) shortBlock() int {
 	n := max(g.piece-g.lengths(), 0) / g.size &^ 63
-	l := g.limits.AllToAll
+	l := g.reads.AllToAll
 	if m := g.mapped.AllToAll; g.allocated && m >= 0 && (l < 0 || m < l) {
 		l = m
 	}

@@ -3,7 +3,6 @@ package shm
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"sync/atomic"
 	"syscall"
 	"unsafe"
@@ -11,79 +10,57 @@ import (
 	"github.com/c10d-go/c10d/internal/copies"
 )
 
-// Limits are the sizes in bytes from which a collective or a message is copied only once. A
-// negative limit means never. The size is that of the call's longest buffer. Where a buffer has
-// blocks, it is one block for each rank, and for AllToAllV the longest block times the ranks.
+// Limits are the sizes in bytes from which a collective or a message is not staged if its data are in
+// memory of Alloc. A negative limit means never. The size is that of the call's longest buffer. Where a
+// buffer has blocks, it is one block for each rank, and for AllToAll, which means AllToAllV, the longest block times
+// the ranks.
 type Limits struct {
 	AllReduce, Reduce, ReduceScatter                            int64
 	Broadcast, AllGather, AllGatherV, Gather, Scatter, AllToAll int64
 	Message                                                     int64
 }
 
-// defaultLimits returns the sizes from which BenchmarkCopies found one copy to be faster. One
-// rank makes a single copy, while two ranks share the work of two copies. So a single copy wins
-// in two cases: all ranks read at once, or lines that were just written come slowly to another
-// CPU. It needs one or two more rounds of waiting, which are expensive where ranks share CPUs.
+// ReadLimits are the sizes in bytes from which a collective reads data that are in no memory of Alloc out of
+// the other process. Sizes are as in Limits. All other collectives, and messages, are staged.
+type ReadLimits struct {
+	AllGather int64
+	AllToAll  int64 // AllToAllV and AllGatherV
+	Scatter   int64
+}
+
+// never is a limit that no size reaches.
+const never = -1
+
+// defaultReads returns the sizes from which c10d bench found one copy to be faster. One rank makes a single
+// copy, while two ranks share the work of two copies. So a single copy wins only if all ranks read at once.
+// It needs one or two more rounds of waiting, which are expensive where ranks share CPUs. Where copies are
+// fast, two of them beat one out of another process.
 //
-// fast is that of Group. Two such copies beat one copy out of another process at all sizes that were measured.
-func defaultLimits(ranks int, ownCPUs, fast bool) Limits {
-	l := never()
+// Times on 16 CPUs of a Xeon in us, staged and read:
+//
+//	                        256 KiB   1 MiB     4 MiB     16 MiB
+//	2 ranks  all-gather      24  19   110  53   538 442   2290 1860
+//	2 ranks  all-to-all               148 103   584 346   2540 1820
+//	2 ranks  scatter                   62  36   411 295   1200  715
+//	8 ranks  all-to-all               252 221   916 709   4880 4360
+//	8 ranks  scatter                            468 273   2040  455
+//
+// A reduce-scatter of two ranks also gained: 109 and 72 us for 1 MiB, 2060 and 1980 for 16 MiB. It is staged,
+// because reductions then need no second way to reach their operands.
+func defaultReads(ranks int, ownCPUs, fast bool) ReadLimits {
 	switch {
-	case fast:
-		// Times of 2 ranks on 2 CPUs of an EPYC in us, staged and direct:
-		//
-		//	                256 KiB   1 MiB     4 MiB     16 MiB
-		//	all-gather       15  23    61  61   197  353  1660 3600
-		//	all-to-all       16  25    65  62   218  348  1260 2560
-		//	reduce-scatter   14  26    54  81   175  396  1210 3100
-		//	scatter          12  19    43  50   150  211   878 2860
-		//	reduce           21  32    82 104   373  622  2740 4560
-		//	broadcast        17  19    64  54   177  556  1180 4550
-		//
-		// Of 4 ranks on 2 CPUs only a scatter of 4 MiB gains: 309 and 258. More CPUs were not measured.
-	case ranks == 2 && ownCPUs:
-		// Times on 16 CPUs of a Xeon in us, staged and direct:
-		//
-		//	                256 KiB   1 MiB     4 MiB     16 MiB
-		//	all-gather       25  17   108  60             2160 1750
-		//	all-to-all                135  87             2240 1970
-		//	reduce-scatter   24  21                       1990 1800
-		//	scatter                    54  41             1530  990
-		//	reduce           28  45             590 590   2410 2200
-		//	broadcast                 126 153             1690 2060
-		//	gather                     65  87             1470 1570
-		l.Scatter, l.AllToAll, l.Reduce, l.ReduceScatter = 1<<20, 512<<10, 4<<20, 256<<10
-		l.AllGather, l.AllGatherV = 256<<10, 256<<10
-	case ownCPUs:
-		// In a staged broadcast, root's one copy serves all others from cache. An all-gather is
-		// similar, and ranks that read the same pages delay each other. Times of 8 ranks on 16
-		// CPUs in us, staged and direct:
-		//
-		//	                1 MiB     4 MiB     16 MiB
-		//	scatter          79 104   449 259   1700  402
-		//	all-to-all      249 212             3780 3410
-		//	reduce                              4290 3520
-		//	reduce-scatter                      3450 2230
-		//	all-gather                          3040 4160
-		//	gather                              1870 2700
-		//	message                             4140 6140
-		//	all-reduce                          6580 8730
-		l.Scatter, l.AllToAll, l.Reduce, l.ReduceScatter = 4<<20, 512<<10, 4<<20, 4<<20
-		l.AllGatherV = 1 << 20 // staged, it is one broadcast after the other
-	default:
-		// Times of 4 ranks on 2 CPUs in us, staged and direct: all-to-all of 1 MiB 403 and 348,
-		// scatter of 4 MiB 446 and 417, gather 517 and 426, messages of 128 KiB 48 and 36. From
-		// 4 MiB on all-gather is the same.
-		l.AllToAll, l.Scatter, l.Gather, l.Message = 1<<20, 4<<20, 4<<20, 128<<10
+	case fast || !ownCPUs:
+		return ReadLimits{never, never, never}
+	case ranks == 2:
+		return ReadLimits{AllGather: 256 << 10, AllToAll: 512 << 10, Scatter: 1 << 20}
 	}
-	return l
+	return ReadLimits{AllGather: never, AllToAll: 512 << 10, Scatter: 4 << 20}
 }
 
 // defaultMapped returns the sizes from which BenchmarkCopies found memory of Alloc to be faster
-// than staging and than a single copy out of other processes. It needs as many rounds as the
-// latter.
+// than staging. It needs one or two more rounds of waiting.
 func defaultMapped(ranks int, ownCPUs, fast bool) Limits {
-	l := never()
+	l := uniform(never)
 	switch {
 	case ranks == 2 && ownCPUs && fast:
 		// Times on 2 CPUs of an EPYC in us, staged and with Alloc (c10d bench without and with -alloc). One more copy
@@ -162,29 +139,7 @@ func defaultMapped(ranks int, ownCPUs, fast bool) Limits {
 	return l
 }
 
-// byDefault stands for a limit that is chosen once all ranks have said which CPUs they may use.
-const byDefault = -2
-
-func never() Limits { return uniform(-1) }
-
-func uniform(n int64) (l Limits) {
-	for _, p := range l.all() {
-		*p = n
-	}
-	return l
-}
-
-// limitCount is the number of limits.
-const limitCount = 10
-
-// all lists the limits in the order in which rank 0 tells them.
-func (l *Limits) all() [limitCount]*int64 {
-	return [limitCount]*int64{
-		&l.AllReduce, &l.Reduce, &l.ReduceScatter,
-		&l.Broadcast, &l.AllGather, &l.AllGatherV, &l.Gather, &l.Scatter, &l.AllToAll,
-		&l.Message,
-	}
-}
+func uniform(n int64) Limits { return Limits{n, n, n, n, n, n, n, n, n, n} }
 
 // reaches reports whether a call of n bytes is large enough for a single copy.
 func reaches(limit int64, n int) bool { return limit >= 0 && n > 0 && int64(n) >= limit }
@@ -215,34 +170,28 @@ var errNotInArena = errors.New("the rank named a place outside its arena")
 
 // process is how to read the memory of a rank.
 type process struct {
-	pid   int
-	mark  mark
-	at    uint64 // address of the mark
-	local bool   // it is this process
+	pid  int
+	mark mark
+	at   uint64 // address of the mark
 }
 
 // readMemory reads len(dst) bytes at addr in the memory of p, and checks that the process is p.
 // It is (*vmReader).read, except in tests.
 type readMemory func(w *vmReader, p *process, dst []byte, addr uint64) error
 
-// The result of probeAccess: the low byte of a word. Above it are the error number and the rank
-// that cannot be read.
+// The result of probe: the low byte of a word. Above it are the error number and the rank that
+// cannot be read.
 const (
 	foundYes = iota + 1
 	foundRefusal
 	foundOtherProcess
-	foundOff
-
-	// foundCalls says that the system call works, for ranks of this process too.
-	foundCalls = 1 << 7
 
 	// foundFast says that copies are fast on this rank.
 	foundFast = 1 << 63
 )
 
-// probeAccess tries to read a random number in the memory of every other rank, and publishes
-// the result.
-func (g *Group) probeAccess(o Options) {
+// probe tries to read a random number in the memory of every other rank, and publishes the result.
+func (g *Group) probe(o Options) {
 	g.readMemory = (*vmReader).read
 	if o.readMemory != nil {
 		g.readMemory = o.readMemory
@@ -250,107 +199,69 @@ func (g *Group) probeAccess(o Options) {
 	if g.tile = o.tile; g.tile == 0 {
 		g.tile = defaultTile
 	}
-	g.section = o.section
+	g.section, g.readsFrom = o.section, o.reads
 	g.processes, g.srcs, g.parts = make([]process, g.size), make([][]byte, g.size), make([][]byte, g.size)
-	for r := range g.segs {
-		s := &g.segs[r]
-		g.processes[r] = process{pid: int(*s.pid), mark: *s.mark, at: *s.markAt, local: *s.mark == *ownMark() && o.readMemory == nil}
-	}
-	atomic.StoreUint64(g.self.found, g.testAccess(o))
-}
-
-func (g *Group) testAccess(o Options) uint64 {
-	if o.Staged {
-		return foundOff
-	}
-	found, calls, fast := uint64(foundYes), uint64(foundCalls), uint64(0)
-	if copies.Fast() && !o.slowCopies {
-		fast = foundFast
-	}
+	found := uint64(foundYes)
+	g.oneProcess = true
 	var got mark
-	for r := range g.processes {
-		if r == g.rank {
+	for r := range g.segs {
+		s, p := &g.segs[r], &g.processes[r]
+		*p = process{pid: int(*s.pid), mark: *s.mark, at: *s.markAt}
+		g.oneProcess = g.oneProcess && p.mark == *ownMark()
+		if r == g.rank || found != foundYes {
 			continue
 		}
-		err := g.readMemory(&g.remote.vmReader, &g.processes[r], got[:], g.processes[r].at)
-		if err == nil && got != g.processes[r].mark {
-			err = errOtherProcess
-		}
-		if err == nil {
-			continue
-		}
-		calls = 0
-		if g.processes[r].local || found != foundYes {
-			continue
-		}
-		found = foundRefusal | uint64(r)<<32
+		err := g.readMemory(&g.reader, p, got[:], p.at)
 		var no syscall.Errno
-		if errors.Is(err, errOtherProcess) {
+		switch {
+		case errors.As(err, &no):
+			found = foundRefusal | uint64(no)<<8 | uint64(r)<<32
+		case err != nil || got != p.mark:
 			found = foundOtherProcess | uint64(r)<<32
-		} else if errors.As(err, &no) {
-			found |= uint64(no) << 8
 		}
 	}
-	return found | calls | fast
+	if copies.Fast() && !o.slowCopies {
+		found |= foundFast
+	}
+	atomic.StoreUint64(g.self.found, found)
 }
 
-// agreeDirect decides, from the results of all ranks, whether this group copies directly.
-func (g *Group) agreeDirect() {
+// agreeReads decides, from the results of all ranks, from which sizes on this group reads memory.
+func (g *Group) agreeReads() {
 	g.fast = true
 	for r := range g.segs {
-		g.fast = g.fast && atomic.LoadUint64(g.segs[r].found)&foundFast != 0
-	}
-	if g.limits == uniform(byDefault) {
-		g.limits = defaultLimits(g.size, g.spinFor > 0, g.fast)
-	}
-	g.oneProcess = true
-	for r := range g.processes {
-		g.oneProcess = g.oneProcess && g.processes[r].local
-	}
-	calls := true
-	for r := range g.segs {
 		v := atomic.LoadUint64(g.segs[r].found)
-		calls = calls && v&foundCalls != 0
-		about, no := v&^foundFast>>32, syscall.Errno(v>>8&0xffffff)
-		switch v & 0xff &^ foundCalls {
-		case foundYes:
-			continue
-		case foundOff:
-			g.whyStaged = fmt.Sprintf("rank %d is told not to", r)
-		case foundOtherProcess:
-			g.whyStaged = fmt.Sprintf("rank %d finds another process where rank %d should be: they are in different pid namespaces", r, about)
-		default:
-			g.whyStaged = fmt.Sprintf("rank %d cannot read the memory of rank %d: process_vm_readv: %v%s", r, about, no, hint(no))
+		g.fast = g.fast && v&foundFast != 0
+		if g.whyStaged == "" {
+			g.whyStaged = whyStaged(r, v&^foundFast)
 		}
-		g.limits = never()
-		return
 	}
-	if g.size == 1 {
-		g.limits = never()
+	g.reads = defaultReads(g.size, g.spinFor > 0, g.fast)
+	if g.readsFrom != nil {
+		g.reads = *g.readsFrom
 	}
-	if !calls {
-		g.limits.Message = -1
+	if g.size == 1 || g.whyStaged != "" {
+		g.reads = ReadLimits{never, never, never}
 	}
 }
 
-func hint(no syscall.Errno) string {
-	switch no {
-	case syscall.EPERM:
-		return " (Yama's ptrace_scope, seccomp, another user or pid namespace)"
-	case syscall.ENOSYS:
-		return " (kernel or seccomp)"
-	case syscall.ESRCH, syscall.EFAULT:
-		return " (different pid namespaces)"
+// whyStaged returns why rank r, which has found that, cannot read all others' memory, "" if it can.
+func whyStaged(r int, found uint64) string {
+	about, no := found>>32, syscall.Errno(found>>8&0xffffff)
+	switch found & 0xff {
+	case foundYes:
+		return ""
+	case foundOtherProcess:
+		return fmt.Sprintf("rank %d finds another process where rank %d should be (another pid namespace)", r, about)
 	}
-	return ""
+	return fmt.Sprintf("rank %d cannot read the memory of rank %d: process_vm_readv: %v", r, about, no)
 }
 
-// Limits returns the sizes from which data are copied only once. All ranks of the group have
-// the same.
-func (g *Group) Limits() Limits { return g.limits }
+// ReadLimits returns the sizes from which memory that is not from Alloc is read out of other processes. All
+// ranks of the group have the same.
+func (g *Group) ReadLimits() ReadLimits { return g.reads }
 
-// WhyStaged returns why data that are not in memory of Alloc are copied twice, "" if they are
-// not.
+// WhyStaged returns why ranks cannot read each other's memory, "" if they can.
 func (g *Group) WhyStaged() string { return g.whyStaged }
 
 // publishWords publishes a piece of two words, which lie beside its header, and returns its
@@ -411,36 +322,18 @@ func (g *Group) expose(b []byte) (p uint32, ok bool, err error) {
 	return p, at != 0 || len(b) == 0, err
 }
 
-// readableAddress returns where b is, 0 if it is empty or cannot be read by others.
+// readableAddress returns where b is, 0 if it is empty or cannot be read by others. It asks the kernel whether
+// both ends can be read.
 func (g *Group) readableAddress(b []byte) uint64 {
 	if at := g.arenaPlace(b); at != 0 {
 		return at
 	}
-	if !g.exposeAny {
+	if !g.exposeAny || len(b) == 0 {
 		return 0
 	}
-	if g.oneProcess && len(b) > 0 {
-		return addressOf(b)
-	}
-	return g.remote.readableAddress(g, b)
-}
-
-func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
-
-// remoteReader reads other ranks' memory, for one goroutine at a time.
-type remoteReader struct {
-	vmReader
-	probed mark
-}
-
-// readableAddress is Group.readableAddress for ranks of several processes: it asks the kernel.
-func (l *remoteReader) readableAddress(g *Group, b []byte) uint64 {
-	if len(b) == 0 {
-		return 0
-	}
-	at, self := addressOf(b), &g.processes[g.rank]
-	if g.readMemory(&l.vmReader, self, l.probed[:1], at) != nil ||
-		g.readMemory(&l.vmReader, self, l.probed[:1], at+uint64(len(b)-1)) != nil {
+	at, self := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))), &g.processes[g.rank]
+	if g.readMemory(&g.reader, self, g.probed[:1], at) != nil ||
+		g.readMemory(&g.reader, self, g.probed[:1], at+uint64(len(b)-1)) != nil {
 		return 0
 	}
 	return at
@@ -459,17 +352,6 @@ func (g *Group) exposedAddress(r int, p uint32, n int) (uint64, error) {
 	return said[0], nil
 }
 
-// operand returns n bytes of what rank r exposes, from offset off: a part of its arena, or else
-// buf, into which they are read. After use, the caller calls checkOwner.
-func (g *Group) operand(r int, buf []byte, off, n int) ([]byte, error) {
-	at := g.addrs[r] + uint64(off)
-	if b := g.arenaBytes(r, at, n); b != nil {
-		return b, nil
-	}
-	buf = buf[:n]
-	return buf, g.readFrom(r, buf, at)
-}
-
 // copyFrom copies from the memory of rank r, in stretches.
 func (g *Group) copyFrom(r int, dst []byte, at uint64) error {
 	for len(dst) > 0 {
@@ -485,7 +367,6 @@ func (g *Group) copyFrom(r int, dst []byte, at uint64) error {
 // readFrom copies at most a stretch. The data count only if the owner has not given up
 // meanwhile, which it says before it uses its buffer again.
 func (g *Group) readFrom(r int, dst []byte, at uint64) error {
-	p := &g.processes[r]
 	var err error
 	if at&inArena != 0 {
 		if src := g.arenaBytes(r, at, len(dst)); src != nil {
@@ -493,16 +374,8 @@ func (g *Group) readFrom(r int, dst []byte, at uint64) error {
 		} else {
 			err = errNotInArena
 		}
-	} else if p.local {
-		// The lender, if it gives up, waits for this word before it takes its
-		// memory back.
-		atomic.StoreUint32(g.self.reading, uint32(r)+1)
-		if !g.hasEnded(r) {
-			copyUnchecked(dst, at)
-		}
-		atomic.StoreUint32(g.self.reading, 0)
 	} else {
-		err = g.readMemory(&g.remote.vmReader, p, dst, at)
+		err = g.readMemory(&g.reader, &g.processes[r], dst, at)
 	}
 	return g.checkOwner(r, err)
 }
@@ -554,11 +427,6 @@ func (g *Group) askStop() error {
 	return nil
 }
 
-// hasEnded reports whether the memory of rank r must no longer be read.
-func (g *Group) hasEnded(r int) bool {
-	return atomic.LoadUint32(g.self.abort) != 0 || atomic.LoadUint32(g.segs[r].left) != 0
-}
-
 // endExposure ends what expose began. After an error other ranks may still be reading. They are
 // told to discard it.
 func (g *Group) endExposure(err error) error {
@@ -567,12 +435,6 @@ func (g *Group) endExposure(err error) error {
 			atomic.StoreUint32(g.self.left, 1)
 		} else {
 			g.signalAbort()
-		}
-		for r := range g.segs {
-			for g.processes[r].local && atomic.LoadUint32(g.segs[r].reading) == uint32(g.rank)+1 {
-				yield()
-				runtime.Gosched()
-			}
 		}
 	}
 	g.exposed, g.exposedBlocks = nil, nil
@@ -761,7 +623,7 @@ func (g *Group) exposeBlocks(in blocks, n, short int) (p uint32, ok bool, err er
 }
 
 // exchangeAddresses exposes b, and collects in g.addrs where the others have theirs. If the
-// memory of one rank cannot be read, it returns false on all ranks.
+// memory of one rank is not from Alloc, it returns false on all ranks.
 func (g *Group) exchangeAddresses(b []byte) (ok bool, err error) {
 	p, ok, err := g.expose(b)
 	if err != nil {
@@ -793,25 +655,22 @@ func (g *Group) waitAllDone() error {
 }
 
 // defaultTile is how much of each operand a rank has in cache at a time. Two ranks are a few
-// percent slower with 64 and with 512 KiB (BenchmarkCopies, C10D_SHM_TILE).
+// percent slower with 64 and with 512 KiB (BenchmarkCopies).
 const defaultTile = 128 << 10
 
 // reduceExposed reduces, in the order of the ranks, what all expose from offset off on. own is
 // this rank's operand. dst may be own.
 func (g *Group) reduceExposed(dst, own []byte, off int) error {
 	if g.scratch == nil {
-		g.scratch = make([]byte, 2*g.tile)
+		g.scratch = make([]byte, g.tile)
 	}
 	u := unit(g.by.Elem)
 	for step := g.tile / u * u; len(dst) > 0; {
 		n := min(len(dst), step)
-		var err error
-		if g.mapOperands(own[:n], off, n) {
-			err = g.reduceMapped(dst[:n], own[:n])
-		} else {
-			err = g.reduceTile(dst[:n], own[:n], off)
+		if err := g.mapOperands(own[:n], off); err != nil {
+			return err
 		}
-		if err != nil {
+		if err := g.reduceTile(dst[:n], own[:n]); err != nil {
 			return err
 		}
 		dst, own, off = dst[n:], own[n:], off+n
@@ -819,29 +678,28 @@ func (g *Group) reduceExposed(dst, own []byte, off int) error {
 	return nil
 }
 
-// mapOperands notes in g.srcs n bytes of each operand, from offset off on. It returns false if one
-// lies in no arena.
-func (g *Group) mapOperands(own []byte, off, n int) bool {
+// mapOperands notes in g.srcs as much of each operand as own has of this rank's, from offset off on.
+func (g *Group) mapOperands(own []byte, off int) error {
 	for r := range g.srcs {
 		if g.srcs[r] = own; r != g.rank {
-			g.srcs[r] = g.arenaBytes(r, g.addrs[r]+uint64(off), n)
+			g.srcs[r] = g.arenaBytes(r, g.addrs[r]+uint64(off), len(own))
 		}
 		if g.srcs[r] == nil {
 			clear(g.srcs)
-			return false
+			return g.checkOwner(r, errNotInArena)
 		}
 	}
-	return true
+	return nil
 }
 
-// reduceMapped reduces the operands of mapOperands. Other ranks have this rank's operand in their caches. So a result that
-// replaces it goes to scratch memory first, where copies are fast. Two ranks take 75 us for an all-reduce of 1 MiB, and
+// reduceTile reduces the operands of mapOperands. Other ranks have this rank's operand in their caches. So a
+// result that replaces it goes to scratch memory first, where copies are fast. Two ranks take 75 us for an all-reduce of 1 MiB, and
 // took 114.
 //
 // Where copies are not fast, the lines of a result that fits into the caches are claimed instead. That takes two ranks
 // on 16 CPUs of a Xeon 123 us for 1 MiB, and four 171. Without claims it is 160 and 191. Eight ranks take the same time
 // either way.
-func (g *Group) reduceMapped(dst, own []byte) error {
+func (g *Group) reduceTile(dst, own []byte) error {
 	acc, inPlace := dst, same(dst, own)
 	if inPlace && (g.fast || g.by.Join == nil && g.rank > 0) {
 		acc = g.scratch[:len(dst)]
@@ -875,82 +733,11 @@ func (g *Group) reduceClaimed(acc []byte) {
 	}
 }
 
-// reduceTile reads the operands into cache, or takes them where they are.
-func (g *Group) reduceTile(dst, own []byte, off int) error {
-	acc, other := dst, g.scratch[g.tile:][:len(dst)]
-	if g.rank == 0 {
-		copyTo(acc, own)
-	} else {
-		if same(dst, own) {
-			acc = g.scratch[:len(dst)]
-		}
-		if err := g.readFrom(0, acc, g.addrs[0]+uint64(off)); err != nil {
-			return err
-		}
-	}
-	for r := 1; r < g.size; r++ {
-		if r == g.rank {
-			g.by.Combine(acc, own)
-			continue
-		}
-		src, err := g.operand(r, other, off, len(dst))
-		if err != nil {
-			return err
-		}
-		g.by.Combine(acc, src)
-		if err := g.checkOwner(r, nil); err != nil {
-			return err
-		}
-	}
-	copyTo(dst, acc)
-	return nil
-}
-
-// allReduceDirect reduces a share on each rank, in its own buffer. Then every rank copies the
-// other shares from there.
-func (g *Group) allReduceDirect(buf []byte) (ok bool, err error) {
-	ok, err = g.exchangeAddresses(buf)
-	if !ok || err != nil {
-		return ok, err
-	}
-	if g.arenaPlace(buf) != 0 && g.allInArenas() {
-		return true, g.allReduceArenas(buf)
-	}
-	u := unit(g.by.Elem)
-	lo, hi := share(len(buf), g.rank, g.size, u)
-	if err = g.reduceExposed(buf[lo:hi], buf[lo:hi], lo); err != nil {
-		return false, err
-	}
-	p, err := g.publishWords(0, 0)
-	for i := 1; i < g.size && err == nil; i++ {
-		r := g.nth(i)
-		lo, hi := share(len(buf), r, g.size, u)
-		if _, err = g.waitPiece(r, p); err == nil {
-			err = g.copyFrom(r, buf[lo:hi], g.addrs[r]+uint64(lo))
-		}
-	}
-	if err == nil {
-		g.allPublished(p)
-		err = g.waitAllDone()
-	}
-	return true, err
-}
-
-// allInArenas reports whether all buffers of exchangeAddresses lie in arenas.
-func (g *Group) allInArenas() bool {
-	for r := range g.size {
-		if r != g.rank && g.addrs[r]&inArena == 0 {
-			return false
-		}
-	}
-	return true
-}
-
 // A rank reduces a section of its share and then copies the others' sections, while the caches have them. They have all of
 // a buffer of up to shortBuffer bytes anyway, so there the whole share is one section.
 //
 // The table has times of longer buffers in us, by the length of a section. They are medians of five runs of c10d bench
-// -alloc on 16 CPUs of a Xeon. C10D_SHM_SECTION sets the length in BenchmarkCopies.
+// -alloc on 16 CPUs of a Xeon.
 //
 //	                 1 MiB   2 MiB   4 MiB   16 MiB
 //	2 ranks  16 MiB   1760    1680    1650
@@ -979,9 +766,14 @@ func (g *Group) sectionOf(n int) int {
 	return defaultSection
 }
 
-// allReduceArenas is allReduceDirect in sections. Shares are copied while they are in the
-// caches of the ranks that reduced them. A rank works on the next section instead of waiting.
-func (g *Group) allReduceArenas(buf []byte) error {
+// allReduceMapped reduces a share of each section on each rank, in its own buffer. Then every rank copies
+// the other shares from there, while they are in the caches of the ranks that reduced them. A rank works on
+// the next section instead of waiting.
+func (g *Group) allReduceMapped(buf []byte) (ok bool, err error) {
+	ok, err = g.exchangeAddresses(buf)
+	if !ok || err != nil {
+		return ok, err
+	}
 	u := unit(g.by.Elem)
 	section := g.sectionOf(len(buf)) / u * u * g.size
 	n, first := pieces(len(buf), section), g.next
@@ -990,10 +782,10 @@ func (g *Group) allReduceArenas(buf []byte) error {
 			b := cut(buf, k+1, section)
 			lo, hi := share(len(b), g.rank, g.size, u)
 			if err := g.reduceExposed(b[lo:hi], b[lo:hi], (k+1)*section+lo); err != nil {
-				return err
+				return false, err
 			}
 			if _, err := g.publishWords(0, 0); err != nil {
-				return err
+				return false, err
 			}
 		}
 		if k < 0 {
@@ -1003,26 +795,26 @@ func (g *Group) allReduceArenas(buf []byte) error {
 		for i := 1; i < g.size; i++ {
 			r := g.nth(i)
 			if _, err := g.waitPiece(r, p); err != nil {
-				return err
+				return false, err
 			}
 			lo, hi := share(len(b), r, g.size, u)
 			src := g.arenaBytes(r, g.addrs[r]+uint64(k*section+lo), hi-lo)
 			if src == nil {
-				return g.checkOwner(r, errNotInArena)
+				return false, g.checkOwner(r, errNotInArena)
 			}
 			copyTo(b[lo:hi], src)
 		}
 		g.allPublished(p)
 		if err := g.checkOwners(); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return g.waitAllDone()
+	return true, g.waitAllDone()
 }
 
-// reduceDirect reduces a share of each section on every rank, into its slot. root copies it
+// reduceMapped reduces a share of each section on every rank, into its slot. root copies it
 // from there.
-func (g *Group) reduceDirect(out, in []byte, root int) (ok bool, err error) {
+func (g *Group) reduceMapped(out, in []byte, root int) (ok bool, err error) {
 	ok, err = g.exchangeAddresses(in)
 	if !ok || err != nil {
 		return ok, err
@@ -1070,8 +862,8 @@ func (g *Group) reduceSection(out, in []byte, off, root int) error {
 	return nil
 }
 
-// reduceScatterDirect reduces a block on each rank.
-func (g *Group) reduceScatterDirect(out, in []byte) (ok bool, err error) {
+// reduceScatterMapped reduces a block on each rank.
+func (g *Group) reduceScatterMapped(out, in []byte) (ok bool, err error) {
 	ok, err = g.exchangeAddresses(in)
 	if !ok || err != nil {
 		return ok, err

@@ -1,7 +1,6 @@
 package shm_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,9 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/c10d-go/c10d/internal/copies"
-	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport/shm"
-	"github.com/c10d-go/c10d/internal/transport/transporttest"
 )
 
 // joinWith is join with options for each rank.
@@ -43,15 +41,15 @@ func joinWith(t testing.TB, os ...shm.Options) []*shm.Group {
 // TestProbe: one rank that cannot read the others' memory, or may not, is enough for all to stage. One whose copies are not
 // fast is enough for all to read.
 func TestProbe(t *testing.T) {
-	nothing := shm.Limits{AllReduce: -1, Reduce: -1, ReduceScatter: -1, Broadcast: -1, AllGather: -1, AllGatherV: -1, Gather: -1, Scatter: -1, AllToAll: -1, Message: -1}
+	const from = 1000
+	nothing := shm.ReadLimits{AllGather: -1, AllToAll: -1, Scatter: -1}
 	refuse := func(e syscall.Errno) shm.Options {
 		return shm.Options{}.Reading(func(int, int) error { return e })
 	}
 	gone := startRanks(t, 1, "count")[0]
 	require.NoError(t, gone.Wait())
 	other := exec.Command("cat") // which has nothing at a Go program's addresses
-	wait, err := other.StdinPipe()
-	require.NoError(t, err)
+	wait := must.Get(other.StdinPipe())
 	require.NoError(t, other.Start())
 	defer func() {
 		wait.Close()
@@ -61,39 +59,39 @@ func TestProbe(t *testing.T) {
 		second shm.Options
 		why    string
 	}{
-		"all can":       {shm.Options{}.Strangers(), ""},
-		"option":        {shm.Options{Staged: true}, "rank 1 is told not to"},
-		"forbidden":     {refuse(syscall.EPERM), "rank 1 cannot read the memory of rank 0: process_vm_readv: operation not permitted (Yama"},
-		"no such call":  {refuse(syscall.ENOSYS), "function not implemented (kernel or seccomp)"},
-		"no process":    {shm.Options{}.Taking(gone.Process.Pid), "no such process (different pid namespaces)"},
-		"other process": {shm.Options{}.Taking(other.Process.Pid), "bad address (different pid namespaces)"},
+		"all can":       {shm.Options{}, ""},
+		"forbidden":     {refuse(syscall.EPERM), "cannot read the memory of rank 0: process_vm_readv: operation not permitted"},
+		"no such call":  {refuse(syscall.ENOSYS), "function not implemented"},
+		"no process":    {shm.Options{}.Taking(gone.Process.Pid), "no such process"},
+		"other process": {shm.Options{}.Taking(other.Process.Pid), "bad address"},
 		"other mark":    {shm.Options{}.Taking(0), "rank 1 finds another process where rank 0 should be"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			gs := joinWith(t, shm.Options{}.SlowCopies(), tc.second, shm.Options{})
+			gs := joinWith(t, shm.Options{}.From(from), tc.second.From(from), shm.Options{}.From(from))
 			why := gs[0].WhyStaged()
 			for _, g := range gs {
 				require.Equal(t, why, g.WhyStaged())
-				require.Equal(t, gs[0].Limits(), g.Limits())
+				require.Equal(t, gs[0].ReadLimits(), g.ReadLimits())
 				if why != "" {
-					require.Equal(t, nothing, g.Limits())
+					require.Equal(t, nothing, g.ReadLimits())
 				}
 			}
 			require.Contains(t, why, tc.why)
 			require.Equal(t, tc.why == "", why == "")
-			n := 1000
-			if why == "" {
-				require.NotEqual(t, nothing, gs[0].Limits())
-				n = int(gs[0].Limits().AllToAll)/len(gs) + 1
-			}
-			each(t, gs, func(g *shm.Group) error { return call(g, "alltoall", 3, 0, n, 1, 0, false) })
+			each(t, gs, func(g *shm.Group) error { return call(g, "alltoallv", 3, 2*from, 3*from, 1, 0, false) })
 		})
 	}
 	if copies.Fast() {
-		require.Equal(t, nothing, joinWith(t, shm.Options{}, shm.Options{})[1].Limits(), "two copies are faster")
+		require.Equal(t, nothing, join(t, 2, shm.Options{})[1].ReadLimits(), "two copies are faster")
 	}
-	require.Equal(t, nothing, join(t, 1, shm.Options{})[0].Limits(), "nobody to copy from")
+	if gs := joinWith(t, shm.Options{}, shm.Options{}.SlowCopies()); gs[0].Spins() {
+		require.NotEqual(t, nothing, gs[0].ReadLimits(), "one copy is faster")
+	}
+	require.Equal(t, nothing, join(t, 1, shm.Options{})[0].ReadLimits(), "nobody to copy from")
 }
+
+// reading are the collectives that read other ranks' memory.
+var reading = []string{"allgather", "allgatherv", "alltoallv", "scatter"}
 
 // TestUnlent: memory that other processes cannot read goes the other way, on all ranks.
 func TestUnlent(t *testing.T) {
@@ -112,7 +110,7 @@ func TestUnlent(t *testing.T) {
 		}
 		gs := joinWith(t, os...)
 		no := 0
-		for _, op := range collectiveNames {
+		for _, op := range reading {
 			for root := range p {
 				no++
 				each(t, gs, func(g *shm.Group) error { return call(g, op, 11, no, 6000, 4, root, no%2 == 0) })
@@ -144,10 +142,7 @@ func (g *gate) options(o shm.Options) shm.Options {
 // return as if all were well.
 func TestLenderGivesUp(t *testing.T) {
 	why := errors.New("test: enough")
-	for _, op := range collectiveNames {
-		if op == "barrier" {
-			continue
-		}
+	for _, op := range reading {
 		for how, end := range map[string]func(g *shm.Group){
 			"abort": func(g *shm.Group) { g.Abort(why) },
 			"close": func(g *shm.Group) { g.Close() },
@@ -155,16 +150,12 @@ func TestLenderGivesUp(t *testing.T) {
 			t.Run(op+"/"+how, func(t *testing.T) {
 				o := shm.Options{OneShot: -1}.From(1)
 				at := newGate()
-				gs := joinWith(t, o.Strangers(), at.options(o))
-				root := 0
-				if op == "gather" || op == "reduce" {
-					root = 1
-				}
+				gs := joinWith(t, o, at.options(o))
 				const n = 40_000
 				ended := make(chan error, 2)
 				for _, g := range gs {
 					go func() {
-						err := call(g, op, 12, n/2, n, 4, root, false)
+						err := call(g, op, 12, n/2, n, 4, 0, false)
 						if g.Rank() == 0 {
 							end(g) // if it has not come to that
 						}
@@ -183,8 +174,7 @@ func TestLenderGivesUp(t *testing.T) {
 				second := <-ended
 				require.Error(t, second)
 				require.NotContains(t, second.Error(), "wrong result")
-				var re *shm.RankError
-				require.ErrorAs(t, second, &re)
+				re := must.As[*shm.RankError](t, second)
 				require.Zero(t, re.Rank)
 			})
 		}
@@ -196,17 +186,17 @@ func TestReaderGivesUp(t *testing.T) {
 	why := errors.New("test: deadline")
 	o := shm.Options{}.From(1)
 	at := newGate()
-	gs := joinWith(t, o.Strangers(), at.options(o))
+	gs := joinWith(t, o, at.options(o))
 	ended := make(chan error, 1)
-	const n = 64 << 20 // it reads this in parts
-	go func() { ended <- gs[0].Broadcast(make([]byte, n), 0, late()) }()
+	const n = 32 << 20 // it reads this in parts
+	go func() { ended <- gs[0].Scatter(make([]byte, n), make([]byte, 2*n), 0, late()) }()
 	var late atomic.Bool
 	go func() {
 		<-at.tried
 		late.Store(true)
 		close(at.open)
 	}()
-	err := gs[1].Broadcast(make([]byte, n), 0, func() error {
+	err := gs[1].Scatter(make([]byte, n), nil, 0, func() error {
 		if late.Load() {
 			return why
 		}
@@ -219,19 +209,23 @@ func TestReaderGivesUp(t *testing.T) {
 // TestPanickedOperator: a rank whose operator panics lends nothing any more, and the others' calls end.
 func TestPanickedOperator(t *testing.T) {
 	for _, op := range []string{"allreduce", "reduce", "reducescatter"} {
-		gs := join(t, 2, shm.Options{OneShot: -1}.From(1))
-		bad := by(4, func(_, _ []byte) { panic(op) })
 		const n = 1 << 20
+		gs := join(t, 2, shm.Options{OneShot: -1})
+		mems := allocated(t, gs, n)
+		for _, g := range gs {
+			g.SetMapped(1)
+		}
+		bad := by(4, func(_, _ []byte) { panic(op) })
 		ended := make(chan error, 1)
-		go func() { ended <- reduceBy(gs[1], op, n, by(4, mix(4))) }()
-		require.PanicsWithValue(t, op, func() { _ = reduceBy(gs[0], op, n, bad) })
+		go func() { ended <- reduceBy(gs[1], op, mems[1], by(4, mix(4))) }()
+		require.PanicsWithValue(t, op, func() { _ = reduceBy(gs[0], op, mems[0], bad) })
 		require.False(t, gs[0].Exposes(), op)
 		require.ErrorIs(t, <-ended, shm.ErrAborted, op)
 	}
 }
 
-func reduceBy(g *shm.Group, op string, n int, o shm.Operator) error {
-	b := make([]byte, n)
+func reduceBy(g *shm.Group, op string, b []byte, o shm.Operator) error {
+	n := len(b)
 	switch op {
 	case "allreduce":
 		return g.AllReduce(b, o, late())
@@ -243,16 +237,13 @@ func reduceBy(g *shm.Group, op string, n int, o shm.Operator) error {
 
 // TestReadFails: a rank whose memory cannot be read is named.
 func TestReadFails(t *testing.T) {
-	for _, op := range collectiveNames {
-		if op == "barrier" {
-			continue
-		}
+	for _, op := range reading {
 		o := shm.Options{OneShot: -1}.From(1)
 		reads, n := 0, 10_000
-		if op == "broadcast" {
+		if op == "scatter" {
 			n = 3 << 20 // it fails in the middle
 		}
-		gs := joinWith(t, o.Strangers(), o.Reading(func(_, size int) error {
+		gs := joinWith(t, o, o.Reading(func(_, size int) error {
 			if size <= shm.MarkLen {
 				return nil
 			}
@@ -261,14 +252,10 @@ func TestReadFails(t *testing.T) {
 			}
 			return syscall.ESRCH
 		}))
-		root := 0
-		if op == "gather" || op == "reduce" {
-			root = 1
-		}
 		errs := make([]error, 2)
 		var wg sync.WaitGroup
 		for r, g := range gs {
-			wg.Go(func() { errs[r] = call(g, op, 13, n/2, n, 4, root, false) })
+			wg.Go(func() { errs[r] = call(g, op, 13, n/2, n, 4, 0, false) })
 		}
 		wg.Wait()
 		var re *shm.RankError
@@ -298,23 +285,15 @@ func holdReads(o shm.Options) shm.Options {
 func mournRank(g *shm.Group, args []string) error {
 	buf := make([]byte, 8<<20)
 	var err error
+	all := make([]byte, g.Size()*len(buf))
 	switch args[0] {
-	case "broadcast":
-		err = g.Broadcast(buf, 1, late())
-	case "allgather":
-		err = g.AllGather(make([]byte, g.Size()*len(buf)), buf, late())
-	case "allreduce":
-		err = g.AllReduce(buf, by(1, mix(1)), late())
-	case "message":
-		m := meshOf(g)
-		if g.Rank() == 1 {
-			for peer := 0; peer < g.Size(); peer += 2 {
-				post(m.Send, peer, 1, buf)
-			}
-			select {}
+	case "scatter":
+		if g.Rank() != 1 {
+			all = nil
 		}
-		in := post(m.Recv, 1, 1, buf)
-		err = in.waitPolling(m)
+		err = g.Scatter(buf, all, 1, late())
+	case "allgather":
+		err = g.AllGather(all, buf, late())
 	}
 	fmt.Println(err)
 	return nil
@@ -322,171 +301,18 @@ func mournRank(g *shm.Group, args []string) error {
 
 // TestKillLender: a rank dies while others read its memory.
 func TestKillLender(t *testing.T) {
-	for _, op := range []string{"broadcast", "allgather", "allreduce"} {
+	for _, op := range []string{"scatter", "allgather"} {
 		ps := startRanks(t, 3, "mourn "+op)
 		for _, r := range []int{0, 2} {
-			line, err := ps[r].out.ReadString('\n')
-			require.NoError(t, err)
-			require.Equal(t, "reading\n", line)
+			require.Equal(t, "reading\n", must.Get(ps[r].out.ReadString('\n')))
 		}
 		require.NoError(t, ps[1].Process.Kill())
 		require.Error(t, ps[1].Wait())
 		says := map[int]string{0: "the memory of a rank cannot be read: no such process (rank 1)", 2: "group aborted (rank 0)"}
 		for _, r := range []int{0, 2} {
 			fmt.Fprintln(ps[r].in)
-			line, err := ps[r].out.ReadString('\n')
-			require.NoError(t, err)
-			require.Contains(t, line, says[r], "%s, rank %d", op, r)
+			require.Contains(t, must.Get(ps[r].out.ReadString('\n')), says[r], "%s, rank %d", op, r)
 			require.NoError(t, ps[r].Wait())
 		}
 	}
-}
-
-// directly makes meshes whose ranks read each other's memory from 64 KiB on.
-func directly(f *fabric, t testing.TB, size int, lazy bool, os ...shm.Options) []*shm.Mesh {
-	if os == nil {
-		for range size {
-			os = append(os, shm.Options{}.From(1).Strangers())
-		}
-	}
-	name := fmt.Sprint("direct", f.n.Add(1))
-	ms := make([]*shm.Mesh, size)
-	for r, g := range joinWith(t, os...) {
-		rest, err := f.Join(name, r, size)
-		require.NoError(t, err)
-		ms[r], err = shm.NewMesh(g, rest, shm.MeshOptions{Lazy: lazy})
-		require.NoError(t, err)
-		f.names[ms[r]] = name
-		t.Cleanup(func() { ms[r].Close() })
-	}
-	return ms
-}
-
-func TestMeshDirect(t *testing.T) {
-	f := newFabric()
-	transporttest.Run(t, transporttest.Config{
-		New: func(t testing.TB, size int) []transport.Mesh {
-			var ms []transport.Mesh
-			for _, m := range directly(f, t, size, false) {
-				ms = append(ms, m)
-			}
-			return ms
-		},
-		Kill:  f.die,
-		Sizes: []int{64<<10 + 1, 256<<10 + 1},
-	})
-}
-
-// exchange sends several messages both ways at a time and looks at them.
-func exchange(t *testing.T, ms []*shm.Mesh) {
-	t.Helper()
-	var wg sync.WaitGroup
-	for _, m := range ms {
-		wg.Go(func() {
-			r := m.Rank()
-			var fs []*flag
-			for i, n := range []int{100, 70_000, 3, 512<<10 + 1} {
-				fs = append(fs, post(m.Recv, 1-r, uint64(i), make([]byte, n)), post(m.Send, 1-r, uint64(i), input(3, i, r, n)))
-			}
-			for i, f := range fs {
-				if err := f.waitPolling(m); err != nil {
-					t.Errorf("rank %d, request %d: %v", r, i, err)
-				}
-				if i%2 == 0 && !bytes.Equal(f.Buf, input(3, i/2, 1-r, len(f.Buf))) {
-					t.Errorf("rank %d, message %d is another", r, i/2)
-				}
-			}
-		})
-	}
-	wg.Wait()
-}
-
-// TestMessageFallsBack: what cannot be read, or no further, is sent.
-func TestMessageFallsBack(t *testing.T) {
-	o := shm.Options{}.From(1)
-	for name, before := range map[string]func(n int) error{
-		"unlent": func(n int) error {
-			if n == 1 {
-				return syscall.EFAULT
-			}
-			return nil
-		},
-		"unreadable": func(n int) error {
-			if n > shm.MarkLen {
-				return syscall.EFAULT
-			}
-			return nil
-		},
-		"unreadable end": func(n int) error {
-			if n > shm.MarkLen && n < 256<<10 {
-				return syscall.EFAULT
-			}
-			return nil
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var refused atomic.Int64
-			seam := func(_, n int) error {
-				err := before(n)
-				if err != nil {
-					refused.Add(1)
-				}
-				return err
-			}
-			ms := directly(newFabric(), t, 2, true, o.Reading(seam), o.Reading(seam))
-			exchange(t, ms)
-			require.NotZero(t, refused.Load())
-		})
-	}
-	t.Run("both", func(t *testing.T) { exchange(t, directly(newFabric(), t, 2, true)) })
-}
-
-// TestSenderGivesUp: a receive ends with an error if the sender has its memory back
-// before it has been read.
-func TestSenderGivesUp(t *testing.T) {
-	for how, end := range map[string]func(m *shm.Mesh) error{
-		"abort": func(m *shm.Mesh) error {
-			m.Abort(&transport.Fault{Kind: transport.FaultTimeout, Rank: 0, Reporter: 0})
-			return nil
-		},
-		"close": func(m *shm.Mesh) error { return m.Close() },
-	} {
-		t.Run(how, func(t *testing.T) {
-			o := shm.Options{}.From(1)
-			at := newGate()
-			ms := directly(newFabric(), t, 2, true, o.Strangers(), at.options(o))
-			out := post(ms[0].Send, 1, 5, input(1, 0, 0, 200<<10))
-			ended := make(chan error, 1)
-			go func() { ended <- post(ms[1].Recv, 0, 5, make([]byte, 200<<10)).waitPolling(ms[1]) }()
-			<-at.tried
-			closed := make(chan error, 1)
-			go func() { closed <- end(ms[0]) }()
-			require.Error(t, out.waitPolling(ms[0]), "the sender returns while the other one reads")
-			clear(out.Buf)
-			close(at.open)
-			require.Error(t, <-ended)
-			require.NoError(t, <-closed)
-		})
-	}
-}
-
-func TestMessagesAllocateNothingDirectly(t *testing.T) {
-	ms := directly(newFabric(), t, 2, true)
-	const runs, n = 50, 100 << 10
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		f := pingPong(ms[1], make([]byte, n))
-		for range runs + 1 {
-			if err := f(); err != nil {
-				panic(err)
-			}
-		}
-	})
-	f := pingPong(ms[0], make([]byte, n))
-	require.Zero(t, testing.AllocsPerRun(runs, func() {
-		if err := f(); err != nil {
-			panic(err)
-		}
-	}))
-	wg.Wait()
 }

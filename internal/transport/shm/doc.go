@@ -1,7 +1,7 @@
 // Package shm runs the collectives of ranks on one host, and carries their
 // messages, through memory that the ranks share. It uses no socket. Data are copied
-// into the shared memory and out of it. Where the kernel allows it and one copy is faster, as on
-// Intel's processors, large data are copied once, straight out of the other process.
+// into the shared memory and out of it, unless they lie in memory of [Group.Alloc]. A few collectives
+// of large data copy once, straight out of the other process.
 //
 // # A group
 //
@@ -74,23 +74,18 @@
 //
 // # A single copy
 //
-// Large data need not be copied twice. Join finds out whether every rank can read the
-// memory of every other rank, with process_vm_readv(2). Each rank publishes its process
-// number and the address of a random mark, and reads the marks of the others. A wrong
-// mark shows that the number belongs to another process, in another pid namespace.
-// An error shows that Yama, seccomp or another user forbids it. If one rank cannot
-// read the others, or has [Options].Staged, all ranks stage. [Group.WhyStaged] names
-// the rank. The package does nothing to get the permission.
+// Where that is faster, a large AllGather, AllToAllV or Scatter copies other memory once. [Group.ReadLimits] has the sizes. Join finds out whether every rank can read the memory of
+// every other rank, with process_vm_readv(2). Each rank publishes its process number and the address of a random
+// mark, and reads the marks of the others. A wrong mark shows that the number belongs to another process, in another
+// pid namespace. An error shows that Yama, seccomp or another user forbids it. If one rank cannot read the others, all
+// ranks stage. [Group.WhyStaged] names the rank. The package does nothing to get the permission.
 //
-// On AMD's processors two copies are faster (package copies). If all ranks find that, they stage.
+// On AMD's processors two copies are faster (package copies). If all ranks find that, they stage. They also
+// stage if they share CPUs.
 //
-// From the sizes in [Group.Limits] on, a collective takes two pieces. In the first,
-// ranks expose their buffers: they publish the address and length beside the usual
-// header. The other ranks read from there into their own buffers, each beginning with
-// the next rank. In the second piece they say that they are done, and the exposing
-// ranks wait for that. In a reduction a rank reads the operands of its share into a
-// small buffer that stays in cache. The reduced shares of an all-reduce lie in the
-// users' buffers, those of a reduce in the slots.
+// Such a collective takes two pieces. In the first, ranks expose their buffers: they publish the address and length
+// beside the usual header. The other ranks read from there into their own buffers, each beginning with the next
+// rank. In the second piece they say that they are done, and the exposing ranks wait for that.
 //
 // Ranks read other ranks' memory and never write to it. So a rank that gives up can
 // use its buffer again at once, after it has told the others. A reader looks for that
@@ -98,11 +93,8 @@
 // fetches the mark, in the same system call. So a reader notices if the process has
 // died and its number belongs to another one.
 //
-// Ranks of one process copy without the system call. A buffer that is no longer
-// exposed might be unmapped there. So each rank publishes whom it copies from, and a
-// rank that gives up waits for such copies. The kernel cannot read some device memory.
-// The owner of a buffer tries both ends first, and if that fails all ranks stage the
-// call.
+// The kernel cannot read some device memory. The owner of a buffer tries both ends first, and if that fails all
+// ranks stage the call.
 //
 // # Memory of Alloc
 //
@@ -116,11 +108,10 @@
 //
 // [Group.Alloc] returns memory in the rank's arena. Other ranks copy or reduce such a
 // buffer straight from their mapping, without a system call or staging. The rules for
-// exposed buffers hold. In one call some buffers may be from Alloc and others not. The
-// latter are read with process_vm_readv from the usual sizes on. If that is impossible,
-// all ranks stage the call. Alloc is a collective because of the limits: after the
-// first call, all ranks use [Group.MappedLimits] as well as [Group.Limits]. A group
-// without such memory is not affected. Options.Staged does not apply to this memory.
+// exposed buffers hold. In one call some buffers may be from Alloc and others not. If those
+// cannot be read as above, all ranks stage the call. Alloc is a collective because of the limits: after
+// the first call, all ranks use [Group.MappedLimits]. A group without such memory is not affected.
+// The reduced shares of an all-reduce lie in the users' buffers, those of a reduce in the slots.
 //
 // An all-reduce runs in sections. A rank reduces its share of a section in its own buffer, from
 // all ranks' buffers in one pass if the operator has Join. Then it copies the other shares of the

@@ -11,11 +11,12 @@ const earlyBytes = 4 << 10
 // setEarly computes the largest block of collectives that have one piece and expose nothing.
 func (g *Group) setEarly() {
 	most := min(earlyBytes, g.oneShot, g.blockPiece())
-	for _, l := range [...]*Limits{&g.limits, &g.mapped} {
-		for _, n := range l.all() {
-			if *n >= 0 {
-				most = min(most, int(max(*n-1, 0))/g.size)
-			}
+	l := &g.mapped
+	for _, n := range [...]int64{
+		l.AllReduce, l.Reduce, l.Broadcast, l.AllGather, l.Gather, l.Scatter, g.reads.AllGather, g.reads.Scatter,
+	} {
+		if n >= 0 {
+			most = min(most, int(max(n-1, 0))/g.size)
 		}
 	}
 	g.early = most

@@ -4,12 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 )
@@ -71,7 +74,7 @@ func TestMismatchOfForgottenCalls(t *testing.T) {
 					last, calls = c, append(calls, c)
 				}
 				for i := 0; i < 100 && errs[r] == nil; i++ {
-					g.Begin(uint32(i), calls[i].History, nil)
+					g.Begin(uint32(i), calls[i].History)
 					errs[r] = g.Broadcast(make([]byte, n), r, late())
 				}
 			})
@@ -125,8 +128,8 @@ func TestNumbersFarApart(t *testing.T) {
 			g.StartAt(at)
 		}
 		each(t, gs, func(g *shm.Group) error {
-			if g.Rank() == 1 {
-				time.Sleep(20 * time.Millisecond)
+			for waits := g.Rank() == 0; !waits; _, waits = gs[0].WaitsFor() {
+				runtime.Gosched()
 			}
 			return call(g, "allreduce", 3, 0, 200<<10, 1, 0, false)
 		})
@@ -180,7 +183,7 @@ func TestRunAheadOfEachOther(t *testing.T) {
 		if g.Rank() == 0 {
 			out = make([]byte, 4)
 		}
-		for no := range 20000 {
+		for no := range 3000 {
 			c.begin(uint64(no))
 			if err := g.Reduce(out, in, 0, by(1, mix(1)), stop); err != nil {
 				return err
@@ -192,12 +195,8 @@ func TestRunAheadOfEachOther(t *testing.T) {
 
 // TestRunAheadRandomly has ranks that are often many calls apart.
 func TestRunAheadRandomly(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	calls := 1000
-	if testing.Short() {
-		calls = 200
-	}
+	seed := must.Seed(t)
+	calls := testsize.Of(200, 300, 1000)
 	for _, p := range []int{2, 4} {
 		t.Run(fmt.Sprint(p, " ranks"), func(t *testing.T) {
 			gs := join(t, p, shm.Options{})

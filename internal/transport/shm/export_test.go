@@ -23,10 +23,9 @@ func (g *Group) Spins() bool { return g.spinFor > 0 }
 // Magic is what a hello begins with.
 const Magic = uint64(magic)
 
-// From returns options by which data of n bytes and more are copied directly; -1 means never.
+// From returns options by which the collectives that read other ranks' memory do so from n bytes on; -1 means never.
 func (o Options) From(n int64) Options {
-	l := uniform(n)
-	o.limits = &l
+	o.reads = &ReadLimits{n, n, n}
 	return o
 }
 
@@ -41,7 +40,7 @@ func (g *Group) SetFrom(n int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.whyStaged == "" {
-		g.limits = uniform(n)
+		g.reads = ReadLimits{n, n, n}
 		g.setEarly()
 	}
 }
@@ -91,11 +90,6 @@ func (o Options) Reading(before func(pid, n int) error) Options {
 	return o
 }
 
-// Strangers returns options by which ranks of one process use the system call for each other.
-func (o Options) Strangers() Options {
-	return o.Reading(func(pid, n int) error { return nil })
-}
-
 // Taking returns options by which this rank takes process pid for the other ranks' process. If
 // pid is 0 it takes the right process and expects another mark.
 func (o Options) Taking(pid int) Options {
@@ -119,6 +113,15 @@ func (m *Mesh) PretendFar() {
 	for i := range m.peers {
 		m.peers[i].far = 200
 	}
+}
+
+// NameOutside announces a message of n bytes that begins behind the end of this rank's arena.
+func (m *Mesh) NameOutside(peer int, slot uint64, n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := &m.peers[peer].w
+	w.room(0)
+	w.publish(frame{kind: frameFirst, id: 1, slot: slot, total: uint64(n), addr: inArena | uint64(len(m.g.own.mem))})
 }
 
 // Group returns the group under the mesh.

@@ -57,24 +57,13 @@ type Options struct {
 	// piece.
 	OneShot int
 
-	// Staged makes all ranks copy data twice, through the shared memory, unless they lie in
-	// memory of [Group.Alloc]. No rank reads another's memory with process_vm_readv(2) then.
-	Staged bool
-
-	limits     *Limits    // nil means defaultLimits; rank 0's count
-	arena      int        // bytes of an arena, rank 0's count; 0 means the host's memory
-	noArenas   errArenas  // why this rank has none; 0 means no reason
-	section    int        // 0 means that it depends on the buffer; at least 4 KiB
-	tile       int        // 0 means defaultTile; at least 4 KiB and at most a stretch
-	slowCopies bool       // as if package copies were not faster than copy here
-	readMemory readMemory // nil means the system call; with it, no other rank counts as in this process
-}
-
-func (o Options) directFrom() Limits {
-	if o.limits != nil {
-		return *o.limits
-	}
-	return uniform(byDefault)
+	reads      *ReadLimits // nil means defaultReads; all ranks have the same
+	arena      int         // bytes of an arena, rank 0's count; 0 means the host's memory
+	noArenas   errArenas   // why this rank has none; 0 means no reason
+	section    int         // 0 means that it depends on the buffer; at least 4 KiB
+	tile       int         // 0 means defaultTile; at least 4 KiB and at most a stretch
+	slowCopies bool        // as if package copies were not faster than copy here
+	readMemory readMemory  // nil means the system call
 }
 
 func (o Options) piece(ranks int) int {
@@ -158,21 +147,22 @@ type Group struct {
 	// The operation that collectives belong to; see call.go.
 	number   uint32
 	history  uint64
-	waits    func()
 	describe func(what [2]uint64) string
 
 	// What is copied straight out of other ranks' memory; see direct.go.
-	limits        Limits
-	whyStaged     string // "" if data can be copied straight out of other ranks' memory
+	reads         ReadLimits
+	readsFrom     *ReadLimits // those of the options
+	whyStaged     string      // "" if data can be copied straight out of other ranks' memory
 	processes     []process
 	oneProcess    bool // all ranks are in this process
 	fast          bool // copies.Fast on all ranks, unless a rank is of another build
 	readMemory    readMemory
-	remote        remoteReader
+	reader        vmReader
+	probed        mark
 	exposed       []byte
 	exposedBlocks [][]byte
 	addrs         []uint64 // where the others have what they expose
-	scratch       []byte   // two tiles
+	scratch       []byte   // a tile
 	srcs, parts   [][]byte // for reduceOperands and reduceClaimed
 	tile          int
 	section       int  // 0 means that it depends on the buffer
@@ -208,7 +198,6 @@ type segment struct {
 	mark    *mark
 	found   *uint64 // whether this rank can read that of the others
 	mapped  *uint64 // whether it has mapped their arenas
-	reading *uint32 // rank+1 of the rank in this process that it reads from at the moment
 	last    *uint64 // the number of its last call, with the mark entered; see call.go
 	calls   *[rememberCalls]called
 	slots   [depth]slot
@@ -264,7 +253,6 @@ const (
 	opBroadcast
 	opAllGather
 	opReduceScatter
-	opAllToAll
 	opAllToAllV
 	opGather
 	opScatter
@@ -274,7 +262,7 @@ const (
 )
 
 func (k kind) String() string {
-	names := [...]string{"nothing", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "all_to_all", "gather", "scatter", "barrier", "all_gather", "Alloc"}
+	names := [...]string{"nothing", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier", "all_gather", "Alloc"}
 	if int(k) < len(names) {
 		return names[k]
 	}
@@ -300,8 +288,7 @@ const (
 	maxCPUs   = 1024
 	atProcess = 8 * line // pid, address of the mark, the mark
 	atFound   = 9 * line // and whether it has the arenas
-	atReading = 10 * line
-	atLast    = 11 * line
+	atLast    = 10 * line
 	atCalls   = 18 * line // to page; line 16 is atCPU
 
 	atReduced = 0
@@ -317,8 +304,8 @@ const (
 	_ = uint(64 - (atBeside - atIn) - besideBytes)
 )
 
-// magic is "c10dshm7".
-const magic = 0x376d687364303163
+// magic is "c10dshm8".
+const magic = 0x386d687364303163
 
 func largesAt() int { return page + depth*(atData+smallBytes) }
 
@@ -355,7 +342,7 @@ func newGroup(mem []byte, rank, size, piece, oneShot int) *Group {
 		s.moves, s.dozing = word32(b, atMoves), word32(b, atDozing)
 		s.ack, s.cpus, s.quota = word64(b, atAck), b[atCPUs:atQuota:atQuota], word32(b, atQuota)
 		s.pid, s.markAt, s.mark = word64(b, atProcess), word64(b, atProcess+8), (*mark)(b[atProcess+16:])
-		s.found, s.mapped, s.reading = word64(b, atFound), word64(b, atFound+8), word32(b, atReading)
+		s.found, s.mapped = word64(b, atFound), word64(b, atFound+8)
 		s.last, s.calls = word64(b, atLast), (*[rememberCalls]called)(unsafe.Pointer(&b[atCalls:page][0]))
 		for i := range s.slots {
 			p := b[page+i*(atData+smallBytes):][:atData+smallBytes]
@@ -388,7 +375,7 @@ func (g *Group) configure() {
 	if g.size <= min(n, int(quota)) {
 		g.spinFor = spinFor
 	}
-	g.agreeDirect()
+	g.agreeReads()
 	g.agreeArenas(func(r int) uint64 { return atomic.LoadUint64(g.segs[r].mapped) })
 	g.setEarly()
 }

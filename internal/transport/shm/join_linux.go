@@ -116,7 +116,7 @@ const (
 
 const (
 	helloSize = 8 + 4 + 4 + 32
-	offerSize = 8 + 8 + 4 + 4 + 4 + 8 + 8*limitCount
+	offerSize = 8 + 8 + 4 + 4 + 4 + 8
 
 	// maxReason bounds a verdict.
 	maxReason = 1024
@@ -188,10 +188,6 @@ func (e *Endpoint) host(ctx context.Context, size int, o Options) (*Group, error
 		offer = binary.NativeEndian.AppendUint32(offer, uint32(n))
 	}
 	offer = binary.NativeEndian.AppendUint64(offer, uint64(arena))
-	g.limits = o.directFrom()
-	for _, n := range g.limits.all() {
-		offer = binary.NativeEndian.AppendUint64(offer, uint64(*n))
-	}
 	conns, err := e.welcome(ctx, size, offer, fd)
 	defer func() {
 		for _, c := range conns {
@@ -229,7 +225,7 @@ func (e *Endpoint) host(ctx context.Context, size int, o Options) (*Group, error
 			return nil, err
 		}
 		if round == 0 {
-			g.probeAccess(o)
+			g.probe(o)
 		}
 	}
 	return g, nil
@@ -379,7 +375,7 @@ func guest(ctx context.Context, rank, size int, first address, o Options) (*Grou
 			return nil, err
 		}
 		if err = g.checkAcks(nonce); err == nil && round == 0 {
-			g.probeAccess(o)
+			g.probe(o)
 		}
 	}
 	return g, nil
@@ -419,9 +415,6 @@ func receive(c *net.UnixConn, rank, size int, o Options) (*Group, uint64, error)
 		return nil, 0, fmt.Errorf("%w: the memory from rank 0 is not the memory that rank 0 sees", ErrOtherHost)
 	}
 	g := newGroup(mem, rank, size, piece, oneShot)
-	for i, l := range g.limits.all() {
-		*l = int64(binary.NativeEndian.Uint64(b[36+8*i:]))
-	}
 	none := arenasAllowed(o)
 	if none == nil && arena > 0 {
 		none = g.mapArenas(fds[0], arenasAt(size, piece), int(arena))

@@ -17,7 +17,7 @@ type arrival struct {
 	from  int
 	slot  uint64
 	total uint64
-	addr  uint64 // its place in the sender's memory, 0 if the data are sent
+	addr  uint64 // its place in the sender's arena, 0 if the data are sent
 	id    uint32 // the sender's transfer of the rest
 	data  []byte // what has come so far
 	class int
@@ -31,7 +31,7 @@ type transfer struct {
 	id   uint32 // at this rank
 	far  uint32 // at the other rank
 	n    int    // bytes that are through
-	addr uint64 // the message's place in the sender's memory, from which the receiver reads it; 0 if it is sent
+	addr uint64 // the message's place in the sender's arena, from which the receiver copies it; 0 if it is sent
 }
 
 func (a *arrival) Link() **arrival { return &a.next }

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/internal/copies"
-	"github.com/c10d-go/c10d/internal/recheck"
+	"github.com/c10d-go/c10d/internal/lazytimer"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -36,11 +36,6 @@ const (
 	maxNotices = 1 << 18
 	maxSpare   = 4 << 20 // bytes of arrivals that are kept for others
 
-	// readBytes is how much of a message a rank reads from a peer's memory before it looks at
-	// the others. From an arena it copies a stretch: 16 MiB take 1000 us so, and 1230 us
-	// otherwise.
-	readBytes = 256 << 10
-
 	// faultWait is how long a rank whose group has ended waits for the other mesh to say why. Every
 	// deathCheck it looks whether the rank that ended the group has died.
 	faultWait  = time.Second
@@ -51,9 +46,8 @@ const (
 // same ranks notices when a rank dies, carries faults, and diagnoses timeouts. If one mesh
 // ends, so does the other.
 //
-// From [Limits].Message on, the receiver reads a message out of the sender's memory, and from
-// [Group.MappedLimits].Message on if it lies in memory of Alloc. Other messages are copied
-// twice.
+// From [Group.MappedLimits].Message on, the receiver copies a message in memory of Alloc from there. Other
+// messages are copied twice.
 //
 // Send copies a message of up to 64 KiB into the memory and ends its request at once, if there
 // is room. Larger messages follow in pieces when the receiver wants them. The goroutine in
@@ -80,7 +74,7 @@ type Mesh struct {
 
 	read       uint32 // see afterReads
 	mu         sync.Mutex
-	later      recheck.Timer    // wakes the mesh's goroutine
+	later      lazytimer.Timer  // wakes the mesh's goroutine
 	end        error            // how requests end from now on, nil while the mesh works
 	found      *transport.Fault // the fault that the mesh will end with; nothing moves any more
 	faultSent  bool             // unlock has called Abort
@@ -91,7 +85,6 @@ type Mesh struct {
 	early      [buckets]transport.Queue[*arrival]
 	out        table
 	in         table
-	remote     remoteReader
 	exposed    int // messages that receivers may be reading
 	spares     [stashClasses]*arrival
 	spare      int // the bytes of spares
@@ -121,7 +114,7 @@ type peer struct {
 	sends   transport.Requests
 	asks    transport.Queue[*transfer] // a frameGo has to be sent
 	streams transport.Queue[*transfer] // the receiver has asked for the rest
-	reads   transport.Queue[*transfer] // to be read from its memory
+	reads   transport.Queue[*transfer] // to be copied from its arena
 }
 
 // NewMesh returns a mesh over g and rest, which must have the same ranks. Close closes both.
@@ -310,13 +303,6 @@ func (m *Mesh) sendFirst(p *peer, r *transport.Request) bool {
 	n, addr := min(len(r.Buf), firstBytes), uint64(0)
 	if place := m.g.arenaPlace(r.Buf); place != 0 && reaches(m.g.mapped.Message, len(r.Buf)) {
 		addr, n = place, 0
-	} else if len(r.Buf) > eager && reaches(m.g.limits.Message, len(r.Buf)) {
-		if p.w.room(0) == nil {
-			return false
-		}
-		if addr = m.remote.readableAddress(m.g, r.Buf); addr != 0 {
-			n = 0
-		}
 	}
 	if n > 0 && atomic.LoadUint32(p.w.full) != 0 {
 		n = 0
@@ -545,12 +531,9 @@ func (m *Mesh) handleFrame(p *peer, f frame, data []byte) {
 		}
 	case frameGo:
 		t := m.out.get(f.id, p)
-		if t == nil || t.far != 0 || uint32(f.slot) == 0 || f.total >= uint64(len(t.r.Buf)) || t.addr == 0 && f.total != uint64(t.n) {
+		if t == nil || t.far != 0 || uint32(f.slot) == 0 || t.addr != 0 ||
+			f.total != uint64(t.n) || t.n >= len(t.r.Buf) {
 			break
-		}
-		if t.addr != 0 { // it cannot read it
-			t.addr, t.n = 0, int(f.total)
-			m.exposed--
 		}
 		t.far = uint32(f.slot)
 		p.streams.Push(t)
@@ -669,33 +652,20 @@ func (m *Mesh) countStashed(p *peer, n int) {
 	}
 }
 
-// readDirect reads part of a message out of p's memory, and tells p when it has all of it. If
-// the memory cannot be read, it asks p to send the rest.
-func (m *Mesh) readDirect(p *peer) (moved bool) {
+// readMapped copies a stretch of a message from p's arena, and tells p when it has all of it.
+func (m *Mesh) readMapped(p *peer) (moved bool) {
 	t := p.reads.Front()
 	if rest := t.r.Buf[t.n:]; len(rest) > 0 {
-		n := min(len(rest), readBytes)
-		if t.addr&inArena != 0 {
-			n = min(len(rest), stretch)
+		n := min(len(rest), stretch)
+		src := m.g.arenaBytes(p.rank, t.addr+uint64(t.n), n)
+		if src == nil {
+			m.setFault(transport.FaultProtocol, p.rank, errNotInArena)
+			return false
 		}
-		var err error
-		if t.addr&inArena == 0 {
-			err = m.g.readMemory(&m.remote.vmReader, &m.g.processes[p.rank], rest[:n], t.addr+uint64(t.n))
-		} else if src := m.g.arenaBytes(p.rank, t.addr+uint64(t.n), n); src != nil {
-			copies.Bytes(rest, src)
-		} else {
-			err = errNotInArena
-		}
+		copies.Bytes(rest, src)
 		afterReads(&m.read)
 		if m.g.refusal() != nil || atomic.LoadUint32(p.seg.left) != 0 {
 			return false // the sender has its memory back; look ends the receive
-		}
-		if err != nil {
-			p.reads.Pop()
-			t.addr = 0
-			p.asks.Push(t)
-			m.askRest(p)
-			return true
 		}
 		t.n += n
 		moved = true
@@ -766,7 +736,7 @@ func (m *Mesh) progress() (moved bool) {
 			if m.receive(p) {
 				moved = true
 			}
-			if m.end == nil && m.found == nil && !p.reads.Empty() && m.readDirect(p) {
+			if m.end == nil && m.found == nil && !p.reads.Empty() && m.readMapped(p) {
 				moved = true
 			}
 			if m.end == nil && m.found == nil && (!p.sends.Empty() || !p.streams.Empty() || !p.asks.Empty()) && m.transmit(p) {

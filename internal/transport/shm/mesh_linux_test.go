@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/internal/transport/shm"
@@ -36,10 +37,8 @@ func (f *fabric) meshes(t testing.TB, size int, o shm.MeshOptions) []transport.M
 	name := fmt.Sprint(f.n.Add(1))
 	ms := make([]transport.Mesh, size)
 	for r, g := range gs {
-		rest, err := f.Join(name, r, size)
-		require.NoError(t, err)
-		m, err := shm.NewMesh(g, rest, o)
-		require.NoError(t, err)
+		rest := must.Get(f.Join(name, r, size))
+		m := must.Get(shm.NewMesh(g, rest, o))
 		ms[r] = m
 		f.names[m] = name
 		t.Cleanup(func() { m.Close() })
@@ -64,8 +63,7 @@ func TestF34Mesh(t *testing.T) {
 
 // TestFarRing: messages to a CPU that is far arrive as they were sent, whatever their length and place in the ring.
 func TestFarRing(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := must.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	ms := newFabric().lazy(t, 2)
 	for _, m := range ms {
@@ -108,8 +106,7 @@ func post(how func(*transport.Request), peer int, slot uint64, buf []byte) *flag
 
 // TestHelp: goroutines that wait move each other's messages, none of them alone.
 func TestHelp(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := must.Seed(t)
 	for _, size := range []int{2, 3, 5} {
 		ms := newFabric().lazy(t, size)
 		var wg sync.WaitGroup
@@ -304,20 +301,16 @@ func TestGroupEnds(t *testing.T) {
 	var ms []*shm.Mesh
 	f := mem.NewFabric()
 	for r, g := range gs {
-		rest, err := f.Join("", r, 2)
-		require.NoError(t, err)
-		m, err := shm.NewMesh(g, rest, shm.MeshOptions{})
-		require.NoError(t, err)
+		rest := must.Get(f.Join("", r, 2))
+		m := must.Get(shm.NewMesh(g, rest, shm.MeshOptions{}))
 		t.Cleanup(func() { m.Close() })
 		ms = append(ms, m)
-		_, err = shm.NewMesh(g, rest, shm.MeshOptions{})
-		require.ErrorContains(t, err, "has a mesh already")
+		require.ErrorContains(t, must.Err(shm.NewMesh(g, rest, shm.MeshOptions{})), "has a mesh already")
 	}
 	r := post(ms[0].Recv, 1, 1, make([]byte, 3))
 	gs[1].Abort(nil)
 	err := r.waitPolling(ms[0])
-	var fault *transport.Fault
-	require.ErrorAs(t, err, &fault)
+	fault := must.As[*transport.Fault](t, err)
 	require.Equal(t, transport.FaultAborted, fault.Kind)
 	require.Equal(t, 1, fault.Rank)
 	<-ms[1].Failed()
@@ -345,8 +338,7 @@ func TestSendToWhoHasLeft(t *testing.T) {
 		err := s.waitPolling(ms[0])
 		over.Store(true)
 		wg.Wait()
-		var f *transport.Fault
-		require.ErrorAs(t, err, &f)
+		f := must.As[*transport.Fault](t, err)
 		require.Equal(t, transport.FaultPeerLeft, f.Kind)
 		require.Equal(t, 1, f.Rank)
 		require.NoError(t, ms[0].Close())

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -21,8 +22,7 @@ func newRing(size int, at uint32) (*writer, *reader) {
 // TestRing sends random frames, some ahead of the reader, past the end of the
 // numbers, and wants each to arrive as it was.
 func TestRing(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := must.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for _, size := range []int{minRing, maxRing} {
 		w, r := newRing(size, -uint32(3*size))
@@ -71,9 +71,7 @@ func TestRing(t *testing.T) {
 
 // TestForeignFrames: what no rank writes is refused and reaches nothing outside the ring.
 func TestForeignFrames(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
+	rng := must.Rand(t)
 	for range 1000 {
 		w, r := newRing(minRing, rng.Uint32()&^(grain-1))
 		if rng.IntN(2) == 0 {

@@ -60,9 +60,6 @@ func (g *Group) yieldsPerGosched() int {
 func reached(w *uint32, want uint32) bool { return int32(atomic.LoadUint32(w)-want) >= 0 }
 
 func (g *Group) waitLong(owner int, w *uint32, want uint32) error {
-	if g.waits != nil {
-		g.waits()
-	}
 	start := time.Now()
 	for time.Since(start) < g.spinFor {
 		for range polls {

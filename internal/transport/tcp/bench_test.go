@@ -79,32 +79,3 @@ func BenchmarkExchange(b *testing.B) {
 		<-done
 	})
 }
-
-func BenchmarkBandwidth(b *testing.B) {
-	const n = 64 << 20
-	ms := join(b, 2)
-	out, in := req(1, 1, make([]byte, n)), req(0, 1, make([]byte, n))
-	b.SetBytes(n)
-	b.ReportAllocs()
-	for b.Loop() {
-		ms[1].Recv(in)
-		ms[0].Send(out)
-		<-in.Done()
-		<-out.Done()
-	}
-}
-
-func BenchmarkJoin16(b *testing.B) {
-	for b.Loop() {
-		ms := join(b, 16)
-		b.StopTimer()
-		done := make(chan struct{})
-		for _, m := range ms {
-			go func() { m.Close(); done <- struct{}{} }()
-		}
-		for range ms {
-			<-done
-		}
-		b.StartTimer()
-	}
-}

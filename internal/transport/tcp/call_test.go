@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -114,11 +115,9 @@ func TestWordsOfAbort(t *testing.T) {
 	f := &transport.Fault{Kind: transport.FaultMismatch, Rank: 1, Err: errors.New("a\x1b[31m" + strings.Repeat("é", maxWords))}
 	it := abortItem(f)
 	require.LessOrEqual(t, len(it.req.Buf), maxWords)
-	h, err := parseFrame(raw(it.f))
-	require.NoError(t, err)
+	h := must.Get(parseFrame(raw(it.f)))
 	require.EqualValues(t, len(it.req.Buf), h.call.What[0])
-	told, err := parseAbort(h, it.req.Buf, 2)
-	require.NoError(t, err)
+	told := must.Get(parseAbort(h, it.req.Buf, 2))
 	require.True(t, strings.HasPrefix(told.Err.Error(), "a?[31mé"), told.Err)
 	require.Nil(t, abortItem(&transport.Fault{Kind: transport.FaultAborted}).req)
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -104,8 +105,7 @@ func flippedExchange(t testing.TB, o Options, flip *flipper, polls bool) (flippe
 	var es [2]*Endpoint
 	var addrs []string
 	for i := range es {
-		e, err := Listen(o)
-		require.NoError(t, err)
+		e := must.Get(Listen(o))
 		es[i], addrs = e, append(addrs, e.Addr())
 	}
 	through, f := newFlipper(t, flip, es[0].addr)
@@ -176,7 +176,7 @@ func (w doneWaiter) Finished() bool { return len(w.r.Done()) > 0 }
 // A bit that flips anywhere on the way is noticed: in a hello, its answer, a header, a message or a
 // checksum. The error names the link. No rank gets a wrong message, hangs or panics.
 func TestFlippedBits(t *testing.T) {
-	rng := seeded(t)
+	rng := must.Rand(t)
 	for name, o := range map[string]Options{
 		"one connection": {Host: "127.0.0.1", Checksum: true},
 		"more":           {Host: "127.0.0.1", Checksum: true, Lanes: 1, bulkyBytes: 64 << 10},

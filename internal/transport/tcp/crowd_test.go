@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/strangers"
 )
 
@@ -29,8 +30,7 @@ var (
 func besiege(t testing.TB, a address, n int) {
 	t.Helper()
 	for range n {
-		c, err := net.Dial("tcp", a.places[0].String())
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", a.places[0].String()))
 		t.Cleanup(func() { c.Close() })
 	}
 }
@@ -51,13 +51,11 @@ func meetZero(t *testing.T, size, strangers int) {
 	es := make([]*Endpoint, size)
 	addrs := make([]string, size)
 	for r := range es {
-		e, err := Listen(local)
-		require.NoError(t, err)
+		e := must.Get(Listen(local))
 		defer e.Close()
 		es[r], addrs[r] = e, e.Addr()
 	}
-	all, err := checkAddresses(0, es[0].addr, addrs)
-	require.NoError(t, err)
+	all := must.Get(checkAddresses(0, es[0].addr, addrs))
 	besiege(t, es[0].addr, strangers/2)
 	var connected, others sync.WaitGroup
 	connected.Add(size - 1)
@@ -108,16 +106,14 @@ func TestRoomForAll(t *testing.T) {
 	}()
 	conns := make([]net.Conn, size)
 	for r := 1; r < size; r++ {
-		conns[r], err = net.Dial("tcp", e.addr.places[0].String())
-		require.NoError(t, err)
+		conns[r] = must.Get(net.Dial("tcp", e.addr.places[0].String()))
 		defer conns[r].Close()
 		conns[r].SetDeadline(time.Now().Add(patience))
 	}
 	besiege(t, e.addr, strangers.Limit(0))
 	for r := 1; r < size; r++ {
 		h := helloOf(uint32(r), size, 0, e.addr.token)
-		_, err := conns[r].Write(h.encode())
-		require.NoError(t, err)
+		must.Get(conns[r].Write(h.encode()))
 	}
 	for r := 1; r < size; r++ {
 		require.Equal(t, uint32(verdictOK), answerOf(t, conns[r], peers[r].token).verdict)
@@ -132,8 +128,7 @@ func TestCrowdOfProcesses(t *testing.T) {
 			ps := spawnProcesses(t, make([][]string, *crowdProcesses), nil)
 			defer ps.stop()
 			for _, s := range ps.addrs[:min(2, len(ps.addrs))] {
-				a, err := parseAddress(s)
-				require.NoError(t, err)
+				a := must.Get(parseAddress(s))
 				besiege(t, a, *crowdStrangers)
 			}
 			begun := time.Now()

@@ -115,9 +115,7 @@
 // sockets. They share two epoll instances of the mesh, for reading and for writing. The
 // one for reading is told to ignore a socket. So a peer costs one descriptor. A PING or
 // BYE from a rank that has nothing to send is therefore noticed late, unless Mesh.ResumeReaders
-// is called. After polls that timed out, the next ones are left out: on a busy host
-// they would do harm. Where ranks share CPUs, a polling rank yields its CPU after
-// each look.
+// is called. Where ranks share CPUs, a polling rank yields its CPU after each look.
 //
 // Polling needs Linux and plain TCP. Otherwise PollUntil does nothing.
 //

@@ -113,6 +113,15 @@ func (e *JoinError) Error() string {
 	return b.String()
 }
 
+// Unconnected returns the ranks of Missing.
+func (e *JoinError) Unconnected() []int {
+	ranks := make([]int, len(e.Missing))
+	for i, m := range e.Missing {
+		ranks[i] = m.Rank
+	}
+	return ranks
+}
+
 // Unwrap returns the reasons.
 func (e *JoinError) Unwrap() []error {
 	errs := make([]error, len(e.Missing))

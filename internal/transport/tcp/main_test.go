@@ -9,13 +9,20 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/transport/transporttest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience is how long a test waits for what must come at once.
 const patience = time.Minute
+
+// What the conformance suite has of requests.
+var (
+	req, send, recv          = transporttest.Request, transporttest.Send, transporttest.Recv
+	wait, failed, eventually = transporttest.Wait, transporttest.Failed, transporttest.Eventually
+)
 
 // local is how tests reach ranks.
 var local = Options{Host: "127.0.0.1"}
@@ -32,8 +39,7 @@ func join(t testing.TB, size int, opts ...Options) []*Mesh {
 		if len(opts) > 0 {
 			o = opts[min(r, len(opts)-1)]
 		}
-		e, err := Listen(o)
-		require.NoError(t, err)
+		e := must.Get(Listen(o))
 		es[r], addrs[r] = e, e.Addr()
 	}
 	ms := make([]*Mesh, size)
@@ -48,10 +54,4 @@ func join(t testing.TB, size int, opts ...Options) []*Mesh {
 		t.Cleanup(func() { ms[r].Close() })
 	}
 	return ms
-}
-
-func req(peer int, slot uint64, buf []byte) *transport.Request {
-	r := transport.NewRequest()
-	r.Peer, r.Slot, r.Buf = peer, slot, buf
-	return r
 }

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/c10d-go/c10d/internal/recheck"
+	"github.com/c10d-go/c10d/internal/lazytimer"
 	"github.com/c10d-go/c10d/internal/tcpsock"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mesh"
@@ -58,14 +58,12 @@ type Mesh struct {
 	deferred []*pair // pairs that have something to write once Post is done
 
 	// Polling:
-	sharesCPUs bool          // ranks of this host have less than a CPU each
-	manyCPUs   bool          // each rank of this host has cpusForLanes
-	skip       atomic.Int64  // polls to leave out
-	fruitless  atomic.Int64  // the last value that skip was set to
-	pollers    atomic.Int64  // goroutines in PollUntil
-	polls      atomic.Uint64 // calls of PollUntil so far
-	idle       recheck.Timer // runs resumeIdle
-	seen       uint64        // polls at its last run; guarded by Mu
+	sharesCPUs bool            // ranks of this host have less than a CPU each
+	manyCPUs   bool            // each rank of this host has cpusForLanes
+	pollers    atomic.Int64    // goroutines in PollUntil
+	polls      atomic.Uint64   // calls of PollUntil so far
+	idle       lazytimer.Timer // runs resumeIdle
+	seen       uint64          // polls at its last run; guarded by Mu
 }
 
 var _ transport.Mesh = (*Mesh)(nil)

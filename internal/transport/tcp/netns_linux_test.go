@@ -88,32 +88,3 @@ func TestNamespaces(t *testing.T) {
 		})
 	}
 }
-
-// BenchmarkLine is the share of a link's rate that messages get, both ways at
-// once. A frame on the link has 1514 bytes for 1448 of ours, which is 95.6 % of the line.
-// A second of transfers is an iteration; bbr sends next to nothing for 0.2 s of every ten,
-// so it takes -benchtime 12x for the mean.
-func BenchmarkLine(b *testing.B) {
-	for _, rate := range []struct {
-		name string
-		bits float64
-	}{{"1gbit", 1e9}, {"5gbit", 5e9}} {
-		for _, congestion := range []string{"", "cubic"} {
-			b.Run(rate.name+"/"+congestion, func(b *testing.B) {
-				n := newNamespaces(b, rate.name, processCongestion+"="+congestion)
-				for _, size := range []int{1 << 20, 4 << 20, 16 << 20, 64 << 20} {
-					b.Run(fmt.Sprintf("%dMiB", size>>20), func(b *testing.B) {
-						times := max(4, int(rate.bits/8/float64(size)))
-						n.run(b, order{Bytes: size, Times: times / 4})
-						seconds := 0.0
-						for b.Loop() {
-							seconds += n.run(b, order{Bytes: size, Times: times}).Seconds
-						}
-						b.ReportMetric(100*float64(size)*float64(times)*float64(b.N)*8/seconds/rate.bits, "%line")
-						b.ReportMetric(0, "ns/op")
-					})
-				}
-			})
-		}
-	}
-}

@@ -62,8 +62,8 @@ type Options struct {
 	// Checksum gives every message a CRC-32C. The receiver compares it before anything uses the
 	// message, and the mesh fails with transport.FaultCorrupted if bytes were changed on the way.
 	// Headers always have one. It is enough that one rank of a pair asks for it. TLS replaces it.
-	// docs/benchmarks.md has its cost: nothing over a link of 1 Gbit/s, a third of the time over
-	// loopback.
+	// docs/benchmarks.md has its cost: nothing over a link of 1 Gbit/s, up to half of the
+	// time more over loopback.
 	Checksum bool
 
 	// TLS makes all connections TLS 1.3 with both sides authenticated. It needs RootCAs and
@@ -79,7 +79,7 @@ type Options struct {
 
 const (
 	defaultLanes  = 2
-	localLanes    = 1 // if each rank of the host has cpusForLanes; docs/benchmarks.md, "Connections"
+	localLanes    = 1 // if each rank of the host has cpusForLanes; docs/benchmarks.md, "What options cost"
 	cpusForLanes  = 8 // the fewest with which a gain has been measured
 	defaultEager  = 64 << 10
 	defaultWindow = 4 << 20

@@ -20,52 +20,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/strangers"
 	"github.com/c10d-go/c10d/internal/transport"
 )
-
-func send(m *Mesh, peer int, slot uint64, buf []byte) *transport.Request {
-	r := req(peer, slot, buf)
-	m.Send(r)
-	return r
-}
-
-func recv(m *Mesh, peer int, slot uint64, buf []byte) *transport.Request {
-	r := req(peer, slot, buf)
-	m.Recv(r)
-	return r
-}
-
-func wait(t testing.TB, r *transport.Request) error {
-	t.Helper()
-	select {
-	case <-r.Done():
-		return r.Err()
-	case <-time.After(patience):
-		require.FailNow(t, "request does not end")
-		return nil
-	}
-}
-
-func failed(t testing.TB, m *Mesh) *transport.Fault {
-	t.Helper()
-	select {
-	case <-m.Failed():
-		return m.Fault()
-	case <-time.After(patience):
-		require.FailNow(t, "mesh does not fail")
-		return nil
-	}
-}
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	by := time.Now().Add(patience)
-	for !ok() {
-		require.True(t, time.Now().Before(by), what)
-		time.Sleep(time.Millisecond)
-	}
-}
 
 // stranger is the place of a rank that a test plays itself.
 func stranger() address {
@@ -75,12 +33,10 @@ func stranger() address {
 // call connects with an endpoint and says hello.
 func call(t testing.TB, e *Endpoint, h hello) net.Conn {
 	t.Helper()
-	c, err := net.Dial("tcp", e.addr.places[0].String())
-	require.NoError(t, err)
+	c := must.Get(net.Dial("tcp", e.addr.places[0].String()))
 	t.Cleanup(func() { c.Close() })
 	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
-	_, err = c.Write(h.encode())
-	require.NoError(t, err)
+	must.Get(c.Write(h.encode()))
 	return c
 }
 
@@ -91,11 +47,8 @@ func helloOf(rank, size, lane uint32, to token) hello {
 func answerOf(t testing.TB, c net.Conn, want token) hello {
 	t.Helper()
 	var b [helloLen]byte
-	_, err := io.ReadFull(c, b[:])
-	require.NoError(t, err)
-	h, err := parseHello(b[:], want)
-	require.NoError(t, err)
-	return h
+	must.Get(io.ReadFull(c, b[:]))
+	return must.Get(parseHello(b[:], want))
 }
 
 // alone returns rank 0 of two, its endpoint, and the connection that rank 1 has.
@@ -162,18 +115,14 @@ func resealed(b []byte) []byte {
 
 func put(t testing.TB, c net.Conn, parts ...any) {
 	t.Helper()
-	_, err := c.Write(raw(parts...))
-	require.NoError(t, err)
+	must.Get(c.Write(raw(parts...)))
 }
 
 func next(t testing.TB, c net.Conn) frame {
 	t.Helper()
 	var b [headerLen]byte
-	_, err := io.ReadFull(c, b[:])
-	require.NoError(t, err)
-	f, err := parseFrame(b[:])
-	require.NoError(t, err)
-	return f
+	must.Get(io.ReadFull(c, b[:]))
+	return must.Get(parseFrame(b[:]))
 }
 
 // What a rank transmits, byte for byte.
@@ -291,8 +240,7 @@ func TestProtocolFaults(t *testing.T) {
 			require.Equal(t, transport.FaultProtocol, f.Kind, "%v", f)
 			require.Equal(t, 1, f.Rank)
 			require.Equal(t, 0, f.Reporter)
-			var end *transport.Fault
-			require.ErrorAs(t, wait(t, r), &end)
+			end := must.As[*transport.Fault](t, wait(t, r))
 			require.Same(t, f, end)
 			require.ErrorAs(t, wait(t, s), &end)
 			require.Same(t, f, end)
@@ -323,8 +271,7 @@ func TestPeerDies(t *testing.T) {
 				}
 				c.Close()
 				for _, r := range []*transport.Request{r, l} {
-					var f *transport.Fault
-					require.ErrorAs(t, wait(t, r), &f)
+					f := must.As[*transport.Fault](t, wait(t, r))
 					require.Equal(t, transport.FaultPeerDied, f.Kind)
 					require.Equal(t, 1, f.Rank)
 				}
@@ -399,15 +346,13 @@ func TestAbortBehindPiece(t *testing.T) {
 	for {
 		f := next(t, c)
 		if f.kind == kData {
-			_, err := io.CopyN(io.Discard, c, int64(f.length))
-			require.NoError(t, err)
+			must.Get(io.CopyN(io.Discard, c, int64(f.length)))
 			continue
 		}
 		if f.kind == kStart {
 			continue
 		}
-		told, err := parseAbort(f, nil, 2)
-		require.NoError(t, err)
+		told := must.Get(parseAbort(f, nil, 2))
 		require.Equal(t, transport.Fault{Kind: transport.FaultAborted, Op: 1, Seq: 2}, *told)
 		break
 	}
@@ -470,8 +415,7 @@ func TestGoodbyeWaitsForOtherConnections(t *testing.T) {
 	g := next(t, c)
 	l := call(t, e, helloOf(1, 2, 1, e.addr.token))
 	var b [helloLen]byte
-	_, err := io.ReadFull(l, b[:])
-	require.NoError(t, err)
+	must.Get(io.ReadFull(l, b[:]))
 	// The piece even comes before its START.
 	put(t, l, frame{kind: kData, handle: g.handle, length: 10}, "0123456789")
 	put(t, c, frame{kind: kStart, slot: 6, length: n, handle: g.handle}, frame{kind: kBye})
@@ -490,8 +434,7 @@ func TestGoodbyeWithoutEnd(t *testing.T) {
 	m.opts.reasonLimit = 20 * time.Millisecond
 	l := call(t, e, helloOf(1, 2, 1, e.addr.token))
 	var b [helloLen]byte
-	_, err := io.ReadFull(l, b[:])
-	require.NoError(t, err)
+	must.Get(io.ReadFull(l, b[:]))
 	put(t, c, frame{kind: kBye})
 	eventually(t, "departure", func() bool { return m.Diagnose(0)[1].Departed })
 	require.Nil(t, m.Fault())
@@ -502,8 +445,7 @@ func TestOtherConnectionIsGivenUp(t *testing.T) {
 	m, e, c := alone(t)
 	l := call(t, e, helloOf(1, 2, 1, e.addr.token))
 	var b [helloLen]byte
-	_, err := io.ReadFull(l, b[:])
-	require.NoError(t, err)
+	must.Get(io.ReadFull(l, b[:]))
 	l.Close()
 	eventually(t, "its end", func() bool {
 		m.Mu.Lock()
@@ -528,13 +470,11 @@ func TestOtherConnectionBreaks(t *testing.T) {
 	g := next(t, c)
 	l := call(t, e, helloOf(1, 2, 1, e.addr.token))
 	var b [helloLen]byte
-	_, err := io.ReadFull(l, b[:])
-	require.NoError(t, err)
+	must.Get(io.ReadFull(l, b[:]))
 	put(t, c, frame{kind: kStart, slot: 6, length: n, handle: g.handle})
 	put(t, l, frame{kind: kData, handle: g.handle, length: n}, "0123456789")
 	l.Close()
-	var f *transport.Fault
-	require.ErrorAs(t, wait(t, r), &f)
+	f := must.As[*transport.Fault](t, wait(t, r))
 	require.Equal(t, transport.FaultPeerDied, f.Kind)
 	require.ErrorContains(t, f, "unexpected EOF")
 }
@@ -548,8 +488,7 @@ func TestOtherConnectionFaults(t *testing.T) {
 			m, e, _ := alone(t)
 			l := call(t, e, helloOf(1, 2, 1, e.addr.token))
 			var b [helloLen]byte
-			_, err := io.ReadFull(l, b[:])
-			require.NoError(t, err)
+			must.Get(io.ReadFull(l, b[:]))
 			put(t, l, part)
 			require.Equal(t, transport.FaultProtocol, failed(t, m).Kind)
 		})
@@ -589,18 +528,13 @@ func TestDoor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := call(t, e, x.h)
 			var b [helloLen]byte
-			_, err := io.ReadFull(s, b[:])
-			require.NoError(t, err)
-			h, err := parseHello(b[:], token(b[64:]))
-			require.NoError(t, err)
-			require.Equal(t, x.want, h.verdict)
-			_, err = s.Read(b[:1])
-			require.Error(t, err)
+			must.Get(io.ReadFull(s, b[:]))
+			require.Equal(t, x.want, must.Get(parseHello(b[:], token(b[64:]))).verdict)
+			require.Error(t, must.Err(s.Read(b[:1])))
 		})
 	}
 	for _, garbage := range []string{"GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01" + string(make([]byte, 200))} {
-		s, err := net.Dial("tcp", e.addr.places[0].String())
-		require.NoError(t, err)
+		s := must.Get(net.Dial("tcp", e.addr.places[0].String()))
 		s.Write([]byte(garbage))
 		s.(*net.TCPConn).CloseWrite()
 		s.SetReadDeadline(time.Now().Add(patience))
@@ -617,8 +551,7 @@ func TestDoor(t *testing.T) {
 func strange(t testing.TB, e *Endpoint, n int) (held []net.Conn) {
 	t.Helper()
 	for range n {
-		c, err := net.Dial("tcp", e.addr.places[0].String())
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", e.addr.places[0].String()))
 		t.Cleanup(func() { c.Close() })
 		c.Write([]byte(helloMagic[:4]))
 		held = append(held, c)
@@ -664,9 +597,7 @@ func TestAnAnswerToARankThatGivesUp(t *testing.T) {
 	var peers [2]address
 	var doors [2]net.Listener
 	for i := range peers {
-		var err error
-		doors[i], err = net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		doors[i] = must.Get(net.Listen("tcp", "127.0.0.1:0"))
 		defer doors[i].Close()
 		peers[i] = stranger()
 		peers[i].places[0] = doors[i].Addr().(*net.TCPAddr).AddrPort()
@@ -680,30 +611,23 @@ func TestAnAnswerToARankThatGivesUp(t *testing.T) {
 	}()
 	var conns [2]net.Conn
 	for i, l := range doors {
-		conns[i], err = l.Accept()
-		require.NoError(t, err)
+		conns[i] = must.Get(l.Accept())
 		defer conns[i].Close()
 		require.NoError(t, conns[i].SetDeadline(time.Now().Add(patience)))
 		var b [helloLen]byte
-		_, err = io.ReadFull(conns[i], b[:])
-		require.NoError(t, err)
+		must.Get(io.ReadFull(conns[i], b[:]))
 	}
 	answer := helloOf(1, 3, 0, e.addr.token)
 	answer.verdict = verdictSize
-	_, err = conns[1].Write(answer.encode())
-	require.NoError(t, err)
+	must.Get(conns[1].Write(answer.encode()))
 	_, err = io.Copy(io.Discard, conns[1]) // until rank 2 has read it
 	require.NoError(t, err)
 	answer = helloOf(0, 3, 0, e.addr.token)
-	_, err = conns[0].Write(answer.encode())
-	require.NoError(t, err)
+	must.Get(conns[0].Write(answer.encode()))
 	var head [headerLen]byte
-	_, err = io.ReadFull(conns[0], head[:])
-	require.NoError(t, err)
-	h, err := parseFrame(head[:])
-	require.NoError(t, err)
-	f, err := parseAbort(h, nil, 3)
-	require.NoError(t, err)
+	must.Get(io.ReadFull(conns[0], head[:]))
+	h := must.Get(parseFrame(head[:]))
+	f := must.Get(parseAbort(h, nil, 3))
 	require.Equal(t, transport.FaultAborted, f.Kind)
 	require.Equal(t, 2, f.Rank)
 	require.ErrorContains(t, <-failed, "rank 1 refuses")
@@ -712,8 +636,7 @@ func TestAnAnswerToARankThatGivesUp(t *testing.T) {
 // A rank whose connection is closed before the answer, because too many strangers came behind it,
 // connects again.
 func TestConnectsAgain(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
 	zero := stranger()
 	zero.places[0] = l.Addr().(*net.TCPAddr).AddrPort()
@@ -744,8 +667,7 @@ func TestConnectsAgain(t *testing.T) {
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	m, err := e.Join(ctx, 1, []string{zero.String(), e.Addr()})
-	require.NoError(t, err)
+	m := must.Get(e.Join(ctx, 1, []string{zero.String(), e.Addr()}))
 	require.NoError(t, <-answered)
 	require.NoError(t, m.Close())
 }
@@ -773,8 +695,7 @@ func TestErrorHidesToken(t *testing.T) {
 func TestSlowStrangers(t *testing.T) {
 	o := local
 	o.Handshake = 20 * time.Millisecond
-	e, err := Listen(o)
-	require.NoError(t, err)
+	e := must.Get(Listen(o))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -790,23 +711,19 @@ func TestJoinErrors(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	listen := func(t *testing.T) *Endpoint {
-		e, err := Listen(local)
-		require.NoError(t, err)
-		return e
+		return must.Get(Listen(local))
 	}
 	t.Run("a rank that is gone", func(t *testing.T) {
 		a, b, c := listen(t), listen(t), listen(t)
 		addrs := []string{a.Addr(), b.Addr(), c.Addr()}
 		require.NoError(t, b.Close())
 		_, err := c.Join(ctx, 2, addrs)
-		var j *JoinError
-		require.ErrorAs(t, err, &j)
+		j := must.As[*JoinError](t, err)
 		require.Len(t, j.Missing, 1)
 		require.Equal(t, 1, j.Missing[0].Rank)
 		require.ErrorContains(t, err, "tcp: rank 2 of 3 is not connected with rank 1: at 127.0.0.1")
 		require.ErrorContains(t, err, "refused")
-		var f *transport.Fault
-		require.ErrorAs(t, err, &f)
+		f := must.As[*transport.Fault](t, err)
 		require.Equal(t, transport.FaultPeerDied, f.Kind)
 		require.Equal(t, 1, f.Rank)
 		a.Close()
@@ -865,8 +782,7 @@ func TestJoinErrors(t *testing.T) {
 			}
 			e := listen(t)
 			e.addr = a.addr
-			_, err := e.Join(ctx, rank, addrs)
-			require.ErrorContains(t, err, "tcp: ", name)
+			require.ErrorContains(t, must.Err(e.Join(ctx, rank, addrs)), "tcp: ", name)
 		}
 		a.Close()
 		b.Close()
@@ -886,9 +802,7 @@ func TestJoinErrors(t *testing.T) {
 	})
 	t.Run("one", func(t *testing.T) {
 		a := listen(t)
-		m, err := a.Join(ctx, 0, []string{a.Addr()})
-		require.NoError(t, err)
-		require.NoError(t, m.Close())
+		require.NoError(t, must.Get(a.Join(ctx, 0, []string{a.Addr()})).Close())
 	})
 }
 
@@ -897,15 +811,12 @@ func TestJoinErrors(t *testing.T) {
 func TestPlaces(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	silent := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	defer silent.Close()
-	gone, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	gone := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	gone.Close()
 	_, other, _ := alone(t)
-	a, err := Listen(local)
-	require.NoError(t, err)
+	a := must.Get(Listen(local))
 	b, err := Listen(local)
 	require.NoError(t, err)
 	many := a.addr
@@ -939,8 +850,7 @@ func TestOnePlaceAtATime(t *testing.T) {
 	late := stranger()
 	late.places = nil
 	for i := range doors {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 		defer l.Close()
 		doors[i] = l.(*net.TCPListener)
 		late.places = append(late.places, l.Addr().(*net.TCPAddr).AddrPort())
@@ -964,8 +874,7 @@ func TestOnePlaceAtATime(t *testing.T) {
 }
 
 func TestListen(t *testing.T) {
-	e, err := Listen(Options{})
-	require.NoError(t, err)
+	e := must.Get(Listen(Options{}))
 	a, err := parseAddress(e.Addr())
 	require.NoError(t, err)
 	require.Equal(t, e.addr, a)
@@ -988,8 +897,7 @@ func TestListen(t *testing.T) {
 		"handshake": {Handshake: -1},
 		"TLS":       {TLS: &tls.Config{}},
 	} {
-		_, err := Listen(o)
-		require.ErrorContains(t, err, "tcp: ", name)
+		require.ErrorContains(t, must.Err(Listen(o)), "tcp: ", name)
 	}
 }
 
@@ -1043,9 +951,7 @@ func FuzzHello(f *testing.F) {
 			return
 		}
 		require.Equal(t, want, h.token)
-		again, err := parseHello(h.encode(), want)
-		require.NoError(t, err)
-		require.Equal(t, h, again)
+		require.Equal(t, h, must.Get(parseHello(h.encode(), want)))
 	})
 }
 
@@ -1057,9 +963,7 @@ func FuzzAddress(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := parseAddress(a.String())
-		require.NoError(t, err)
-		require.Equal(t, a, again)
+		require.Equal(t, a, must.Get(parseAddress(a.String())))
 	})
 }
 
@@ -1091,18 +995,11 @@ func FuzzConversation(f *testing.F) {
 }
 
 func mustFill(t testing.TB, o Options) Options {
-	o, err := o.filled()
-	require.NoError(t, err)
-	return o
+	return must.Get(o.filled())
 }
 
 func tcpPair(t testing.TB) (net.Conn, net.Conn) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
-	a, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	b, err := l.Accept()
-	require.NoError(t, err)
-	return a, b
+	return must.Get(net.Dial("tcp", l.Addr().String())), must.Get(l.Accept())
 }

@@ -14,11 +14,6 @@ const (
 	// kept doing so: all-reduces of 64 KiB took 22 us in some runs and 130 us in others.
 	pollFor = 100 * time.Microsecond
 
-	// writerShare divides that time while a writer goroutine of this rank has data to write,
-	// because it may need the CPU. All-reduces of 16 MiB on 2 CPUs take 5.6 ms so, and 5.6 to
-	// 6.6 ms without.
-	writerShare = 4
-
 	// looksPerClock is how many times a polling goroutine reads the sockets before it reads the
 	// clock and lets other goroutines run.
 	looksPerClock = 8
@@ -29,10 +24,6 @@ const (
 	// ranks a little.
 	resumeAfter    = 200 * time.Microsecond
 	resumeAfterMax = 5 * time.Millisecond
-
-	// After n polls in a row that timed out, the next 2^n-1 polls are left out, at most
-	// maxSkip. The other ranks may be late because they need this CPU.
-	maxSkip = 15
 
 	// maxPolled is how many connections are polled at a time.
 	maxPolled = 16
@@ -55,37 +46,19 @@ func (m *Mesh) PollUntil(w transport.Waiter) {
 	if m.opts.Poll <= 0 || m.Size() == 1 {
 		return
 	}
-	if skip := m.skip.Load(); skip > 0 {
-		m.skip.Store(skip - 1)
-		m.ResumeReaders()
-		return
-	}
 	m.pollers.Add(1)
-	got := m.poll(w)
+	finished := m.poll(w)
 	m.polls.Add(1)
 	m.pollers.Add(-1)
-	switch got {
-	case finished:
-		m.fruitless.Store(0)
+	if finished {
 		m.leave()
-	case timedOut:
-		skip := min(2*m.fruitless.Load()+1, maxSkip)
-		m.fruitless.Store(skip)
-		m.skip.Store(skip)
-		fallthrough
-	case other:
+	} else {
 		m.ResumeReaders()
 	}
 }
 
-// What comes of polling.
-const (
-	finished = iota
-	timedOut
-	other // nothing to poll, or a writer needs the CPU
-)
-
-func (m *Mesh) poll(w transport.Waiter) int {
+// poll reports whether w has finished. Otherwise time is over, or there is nothing to poll.
+func (m *Mesh) poll(w transport.Waiter) (finished bool) {
 	var start time.Time
 	from := 0
 	for n := 1; !w.Finished(); n++ {
@@ -93,15 +66,9 @@ func (m *Mesh) poll(w transport.Waiter) int {
 		m.Mu.Lock()
 		if m.Ended() != nil {
 			m.Mu.Unlock()
-			return other
+			return false
 		}
 		from = m.expecting(&peers, from)
-		limit, what := m.opts.Poll, timedOut
-		for _, p := range peers {
-			if p != nil && p.first.busy {
-				limit, what = limit/writerShare, other
-			}
-		}
 		m.Mu.Unlock()
 		moved := false
 		for _, p := range peers {
@@ -116,12 +83,12 @@ func (m *Mesh) poll(w transport.Waiter) int {
 		case moved:
 			n, start = 0, time.Time{}
 		case peers[0] == nil:
-			return other // what it waits for needs no reader
+			return false // what it waits for needs no reader
 		case start.IsZero():
 			start = time.Now()
 		case n%looksPerClock == 0:
-			if time.Since(start) > limit {
-				return what
+			if time.Since(start) > m.opts.Poll {
+				return false
 			}
 			runtime.Gosched()
 		}
@@ -129,7 +96,7 @@ func (m *Mesh) poll(w transport.Waiter) int {
 			yield()
 		}
 	}
-	return finished
+	return true
 }
 
 // expecting collects up to maxPolled pairs that have to send something, beginning with rank

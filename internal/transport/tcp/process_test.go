@@ -21,6 +21,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -60,17 +61,13 @@ func init() {
 
 // processMain joins a group and sends messages to the next rank, Times of them,
 // while it receives as many; it checks every byte of the last ones.
-func processMain(rank int, in io.Reader, out io.Writer) error {
-	e, err := Listen(Options{Congestion: os.Getenv(processCongestion)})
-	if err != nil {
-		return err
-	}
+func processMain(rank int, in io.Reader, out io.Writer) (err error) {
+	defer must.Catch(&err)
+	e := must.Get(Listen(Options{Congestion: os.Getenv(processCongestion)}))
 	fmt.Fprintln(out, e.Addr())
 	orders := json.NewDecoder(in)
 	var o order
-	if err := orders.Decode(&o); err != nil {
-		return err
-	}
+	must.Do(orders.Decode(&o))
 	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(o.Patience, patience))
 	defer cancel()
 	m, err := e.Join(ctx, rank, o.Addrs)
@@ -79,13 +76,8 @@ func processMain(rank int, in io.Reader, out io.Writer) error {
 	}
 	defer m.Close()
 	for ; err == nil; err = orders.Decode(&o) {
-		r, err := exchange(m, rank, m.Size(), o)
-		if err != nil {
-			return err
-		}
-		if err := json.NewEncoder(out).Encode(r); err != nil {
-			return err
-		}
+		r := must.Get(exchange(m, rank, m.Size(), o))
+		must.Do(json.NewEncoder(out).Encode(r))
 		o = order{}
 	}
 	return nil
@@ -177,23 +169,19 @@ func startProcesses(t testing.TB, commands [][]string, settings []string) *proce
 // spawnProcesses is startProcesses of ranks that do not join yet.
 func spawnProcesses(t testing.TB, commands [][]string, settings []string) *processes {
 	ps := &processes{}
-	exe, err := os.Executable()
-	require.NoError(t, err)
+	exe := must.Get(os.Executable())
 	for i, c := range commands {
 		c = append(c, exe)
 		cmd := exec.Command(c[0], c[1:]...)
 		cmd.Env = append(append(os.Environ(), processRank+"="+strconv.Itoa(i)), settings...)
 		cmd.Stderr = os.Stderr
-		in, err := cmd.StdinPipe()
-		require.NoError(t, err)
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
+		in := must.Get(cmd.StdinPipe())
+		out := must.Get(cmd.StdoutPipe())
 		require.NoError(t, cmd.Start())
 		ps.ranks = append(ps.ranks, &process{cmd, in, bufio.NewReader(out)})
 	}
 	for _, r := range ps.ranks {
-		line, err := r.out.ReadString('\n')
-		require.NoError(t, err)
+		line := must.Get(r.out.ReadString('\n'))
 		ps.addrs = append(ps.addrs, strings.TrimSpace(line))
 	}
 	return ps
@@ -241,8 +229,7 @@ func TestProcessIsKilled(t *testing.T) {
 	}
 	require.NoError(t, ps.ranks[2].cmd.Process.Kill())
 	for i, r := range ps.ranks[:2] {
-		line, err := r.out.ReadBytes('\n')
-		require.NoError(t, err)
+		line := must.Get(r.out.ReadBytes('\n'))
 		var got report
 		require.NoError(t, json.Unmarshal(line, &got))
 		require.Contains(t, got.Error, "rank 2 died", "rank %d", i)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/transporttest"
 )
@@ -33,7 +34,7 @@ type relay struct {
 }
 
 func newRelay(t testing.TB, cutAfter int64) *relay {
-	seed := seeded(t).Uint64()
+	seed := must.Rand(t).Uint64()
 	var n atomic.Uint64
 	r := &relay{rng: func() *rand.Rand { return rand.New(rand.NewPCG(seed, n.Add(1))) }, cuts: cutAfter > 0}
 	r.left.Store(cutAfter)
@@ -141,8 +142,7 @@ func joinThrough(t testing.TB, r *relay, size int, o Options) []*Mesh {
 	es := make([]*Endpoint, size)
 	addrs := make([]string, size)
 	for i := range es {
-		e, err := Listen(o)
-		require.NoError(t, err)
+		e := must.Get(Listen(o))
 		es[i], addrs[i] = e, r.to(t, e.addr).String()
 	}
 	ms, errs := make([]*Mesh, size), make([]error, size)
@@ -177,7 +177,7 @@ func TestMeshThroughRelay(t *testing.T) {
 // All connections end at some byte: every request ends, what was received is
 // right, and each side blames the other.
 func TestCut(t *testing.T) {
-	rng := seeded(t)
+	rng := must.Rand(t)
 	for range 30 {
 		after := int64(2*helloLen + 1 + rng.IntN(8<<20))
 		o := Options{Host: "127.0.0.1", Lanes: 2, bulkyBytes: 100 << 10, pieceBytes: 64 << 10}

@@ -2,27 +2,13 @@ package tcp
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 )
-
-func seeded(t testing.TB) *rand.Rand {
-	n := uint64(time.Now().UnixNano())
-	if s := os.Getenv("C10D_SEED"); s != "" {
-		var err error
-		n, err = strconv.ParseUint(s, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Logf("C10D_SEED=%d", n)
-	return rand.New(rand.NewPCG(n, 0))
-}
 
 // wirePair is two streams and what is between them: frames in their order, and
 // pieces that overtake them and each other.
@@ -209,7 +195,7 @@ func queued(s *stream) (frames []sentFrame) {
 // any order that connections allow: every message meets its receive, no side
 // holds more than the window, and nothing is left.
 func TestStreamRandom(t *testing.T) {
-	rng := seeded(t)
+	rng := must.Rand(t)
 	for round := range 60 {
 		t.Run(fmt.Sprint(round), func(t *testing.T) {
 			const eager, window = 500, 4096
@@ -499,7 +485,7 @@ func TestOffersAreBounded(t *testing.T) {
 func TestRing(t *testing.T) {
 	var q fifo[int]
 	next, want := 0, 0
-	rng := seeded(t)
+	rng := must.Rand(t)
 	for range 10_000 {
 		if rng.IntN(2) == 0 || q.len() == 0 {
 			q.push(next)

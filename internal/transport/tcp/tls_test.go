@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/transporttest"
 )
@@ -27,16 +28,13 @@ type authority struct {
 }
 
 func newAuthority(t testing.TB) *authority {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	require.NoError(t, err)
-	cert, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))
+	cert := must.Get(x509.ParseCertificate(der))
 	return &authority{cert, key}
 }
 
@@ -48,8 +46,7 @@ func (a *authority) pool() *x509.CertPool {
 
 // issue returns a certificate for 127.0.0.1, with changes.
 func (a *authority) issue(t testing.TB, change func(*x509.Certificate)) tls.Certificate {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "rank"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"rank.test"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
@@ -58,8 +55,7 @@ func (a *authority) issue(t testing.TB, change func(*x509.Certificate)) tls.Cert
 	if change != nil {
 		change(template)
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key)
-	require.NoError(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key))
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
@@ -117,9 +113,7 @@ func TestBadCertificates(t *testing.T) {
 			es := make([]*Endpoint, 2)
 			addrs := make([]string, 2)
 			for i := range es {
-				var err error
-				es[i], err = Listen(c.opts[i])
-				require.NoError(t, err)
+				es[i] = must.Get(Listen(c.opts[i]))
 				addrs[i] = es[i].Addr()
 			}
 			var errs [2]error
@@ -153,8 +147,7 @@ func TestTLSDoor(t *testing.T) {
 	a := newAuthority(t)
 	o := secure(a, a.issue(t, nil))
 	o.Handshake = 200 * time.Millisecond
-	e, err := Listen(o)
-	require.NoError(t, err)
+	e := must.Get(Listen(o))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	peer := stranger()

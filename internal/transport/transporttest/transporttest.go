@@ -7,15 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -114,32 +113,36 @@ func closeAll(t testing.TB, ms []transport.Mesh) {
 	wg.Wait()
 }
 
-func request(peer int, slot uint64, buf []byte) *transport.Request {
+// Request is a request with a buffer.
+func Request(peer int, slot uint64, buf []byte) *transport.Request {
 	r := transport.NewRequest()
 	r.Peer, r.Slot, r.Buf = peer, slot, buf
 	return r
 }
 
-func send(m transport.Mesh, peer int, slot uint64, buf []byte) *transport.Request {
-	r := request(peer, slot, buf)
+// Send posts a message.
+func Send(m transport.Mesh, peer int, slot uint64, buf []byte) *transport.Request {
+	r := Request(peer, slot, buf)
 	m.Send(r)
 	return r
 }
 
-func recv(m transport.Mesh, peer int, slot uint64, buf []byte) *transport.Request {
-	r := request(peer, slot, buf)
+// Recv posts a receive.
+func Recv(m transport.Mesh, peer int, slot uint64, buf []byte) *transport.Request {
+	r := Request(peer, slot, buf)
 	m.Recv(r)
 	return r
 }
 
-func recvAny(m transport.Mesh, slot uint64, buf []byte) *transport.Request {
-	r := request(-1, slot, buf)
+// RecvAny posts a receive from any rank.
+func RecvAny(m transport.Mesh, slot uint64, buf []byte) *transport.Request {
+	r := Request(-1, slot, buf)
 	m.RecvAny(r)
 	return r
 }
 
-// wait returns how r ended. It may be called from any goroutine.
-func wait(t testing.TB, r *transport.Request) error {
+// Wait returns how r ended. It may be called from any goroutine.
+func Wait(t testing.TB, r *transport.Request) error {
 	select {
 	case <-r.Done():
 		return r.Err()
@@ -149,14 +152,16 @@ func wait(t testing.TB, r *transport.Request) error {
 	}
 }
 
-func faultOf(t testing.TB, r *transport.Request) *transport.Fault {
+// FaultOf returns the fault that r ended with.
+func FaultOf(t testing.TB, r *transport.Request) *transport.Fault {
 	t.Helper()
 	var f *transport.Fault
-	require.ErrorAs(t, wait(t, r), &f)
+	require.ErrorAs(t, Wait(t, r), &f)
 	return f
 }
 
-func failed(t testing.TB, m transport.Mesh) *transport.Fault {
+// Failed waits for the fault of a mesh.
+func Failed(t testing.TB, m transport.Mesh) *transport.Fault {
 	t.Helper()
 	select {
 	case <-m.Failed():
@@ -168,7 +173,8 @@ func failed(t testing.TB, m transport.Mesh) *transport.Fault {
 	}
 }
 
-func eventually(t testing.TB, what string, ok func() bool) {
+// Eventually waits until ok is true.
+func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -181,23 +187,13 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-func pattern(n, seed int) []byte {
+// Pattern returns bytes that differ between seeds.
+func Pattern(n, seed int) []byte {
 	b := make([]byte, n)
 	for i := range b {
 		b[i] = byte(i*7 + i>>8 + seed)
 	}
 	return b
-}
-
-func seed(t testing.TB) uint64 {
-	n := uint64(time.Now().UnixNano())
-	if s := os.Getenv("C10D_SEED"); s != "" {
-		var err error
-		n, err = strconv.ParseUint(s, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Logf("C10D_SEED=%d", n)
-	return n
 }
 
 // sizes sends messages of every length both ways, with the receive or the send posted first.
@@ -209,17 +205,17 @@ func (s *suite) sizes(t *testing.T) {
 			ms := s.group(t, 2)
 			for i, n := range sizes {
 				from := i % 2
-				out, in := pattern(n, i), bytes.Repeat([]byte{0xEE}, n+32)
+				out, in := Pattern(n, i), bytes.Repeat([]byte{0xEE}, n+32)
 				var a, b *transport.Request
 				if first == "receive" {
-					b = recv(ms[1-from], from, 9, in[16:16+n])
-					a = send(ms[from], 1-from, 9, out)
+					b = Recv(ms[1-from], from, 9, in[16:16+n])
+					a = Send(ms[from], 1-from, 9, out)
 				} else {
-					a = send(ms[from], 1-from, 9, out)
-					b = recv(ms[1-from], from, 9, in[16:16+n])
+					a = Send(ms[from], 1-from, 9, out)
+					b = Recv(ms[1-from], from, 9, in[16:16+n])
 				}
-				require.NoError(t, wait(t, b), "%d bytes", n)
-				require.NoError(t, wait(t, a), "%d bytes", n)
+				require.NoError(t, Wait(t, b), "%d bytes", n)
+				require.NoError(t, Wait(t, a), "%d bytes", n)
 				require.True(t, bytes.Equal(out, in[16:16+n]), "%d bytes", n)
 				around := append(bytes.Clone(in[:16]), in[16+n:]...)
 				require.Equal(t, bytes.Repeat([]byte{0xEE}, 32), around, "%d bytes: something around the buffer has changed", n)
@@ -232,7 +228,7 @@ func (s *suite) sizes(t *testing.T) {
 func (s *suite) order(t *testing.T) {
 	for _, first := range []int{0, 1} {
 		ms := s.group(t, 2)
-		rng := rand.New(rand.NewPCG(seed(t), 0))
+		rng := rand.New(rand.NewPCG(must.Seed(t), 0))
 		lengths := make([]int, 64)
 		for i := range lengths {
 			lengths[i] = []int{0, rng.IntN(100), rng.IntN(100 << 10), rng.IntN(1 << 20)}[rng.IntN(4)]
@@ -241,15 +237,15 @@ func (s *suite) order(t *testing.T) {
 		for turn := range 2 {
 			for i, n := range lengths {
 				if turn == first {
-					sends = append(sends, send(ms[0], 1, 3, pattern(n, i)))
+					sends = append(sends, Send(ms[0], 1, 3, Pattern(n, i)))
 				} else {
-					recvs = append(recvs, recv(ms[1], 0, 3, make([]byte, n)))
+					recvs = append(recvs, Recv(ms[1], 0, 3, make([]byte, n)))
 				}
 			}
 		}
 		for i := range lengths {
-			require.NoError(t, wait(t, recvs[i]))
-			require.NoError(t, wait(t, sends[i]))
+			require.NoError(t, Wait(t, recvs[i]))
+			require.NoError(t, Wait(t, sends[i]))
 			require.True(t, bytes.Equal(sends[i].Buf, recvs[i].Buf), "message %d", i)
 		}
 	}
@@ -259,7 +255,7 @@ func (s *suite) order(t *testing.T) {
 // Each message contains its sender and its position among those of its sender, receiver and
 // slot.
 func (s *suite) storm(t *testing.T) {
-	seed := seed(t)
+	seed := must.Seed(t)
 	for size := 2; size <= 9; size++ {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			s.stormOf(t, size, rand.New(rand.NewPCG(seed, uint64(size))))
@@ -311,11 +307,11 @@ func (s *suite) stormOf(t *testing.T, size int, rng *rand.Rand) {
 func stamp(b []byte, f flow, i int) {
 	binary.LittleEndian.PutUint64(b, uint64(f.from)<<32|uint64(f.slot))
 	binary.LittleEndian.PutUint64(b[8:], uint64(i))
-	copy(b[16:], pattern(len(b)-16, f.from*31+i))
+	copy(b[16:], Pattern(len(b)-16, f.from*31+i))
 }
 
 func sound(t testing.TB, r *transport.Request) bool {
-	err := wait(t, r)
+	err := Wait(t, r)
 	if err != nil {
 		t.Errorf("request: %v", err)
 	}
@@ -327,7 +323,7 @@ func stormSend(t testing.TB, m transport.Mesh, f flow, ns []int, batch int) {
 	for i, n := range ns {
 		b := make([]byte, n)
 		stamp(b, f, i)
-		open = append(open, send(m, f.to, uint64(f.slot), b))
+		open = append(open, Send(m, f.to, uint64(f.slot), b))
 		if len(open) == batch {
 			if !sound(t, open[0]) {
 				return
@@ -355,7 +351,7 @@ func stormRecv(t testing.TB, m transport.Mesh, f flow, ns []int, batch int) {
 		return true
 	}
 	for i, n := range ns {
-		open = append(open, recv(m, f.from, uint64(f.slot), make([]byte, n)))
+		open = append(open, Recv(m, f.from, uint64(f.slot), make([]byte, n)))
 		if i >= batch && !check(i-batch) {
 			return
 		}
@@ -376,7 +372,7 @@ func stormAny(t testing.TB, m transport.Mesh, rank int, lengths map[flow][]int) 
 	var open []*transport.Request
 	for i := range total + 3 {
 		if i < total {
-			open = append(open, recvAny(m, 0, make([]byte, 16)))
+			open = append(open, RecvAny(m, 0, make([]byte, 16)))
 		}
 		if i < 3 {
 			continue
@@ -402,38 +398,38 @@ func (s *suite) any(t *testing.T) {
 	for _, n := range []int{0, 8, 1 << 20} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			ms := s.group(t, 3)
-			claimed := recv(ms[0], 1, 5, make([]byte, n))
-			a := send(ms[1], 0, 5, pattern(n, 1))
-			require.NoError(t, wait(t, claimed))
-			require.NoError(t, wait(t, a))
+			claimed := Recv(ms[0], 1, 5, make([]byte, n))
+			a := Send(ms[1], 0, 5, Pattern(n, 1))
+			require.NoError(t, Wait(t, claimed))
+			require.NoError(t, Wait(t, a))
 			require.True(t, bytes.Equal(a.Buf, claimed.Buf))
 
 			// Both orders, from either rank.
 			for _, from := range []int{2, 1} {
-				late := recvAny(ms[0], 6, make([]byte, n))
-				b := send(ms[from], 0, 6, pattern(n, from))
-				require.NoError(t, wait(t, late))
-				require.NoError(t, wait(t, b))
+				late := RecvAny(ms[0], 6, make([]byte, n))
+				b := Send(ms[from], 0, 6, Pattern(n, from))
+				require.NoError(t, Wait(t, late))
+				require.NoError(t, Wait(t, b))
 				require.Equal(t, from, late.Peer)
 				require.True(t, bytes.Equal(b.Buf, late.Buf))
 
-				b = send(ms[from], 0, 7, pattern(n, from+9))
-				early := recvAny(ms[0], 7, make([]byte, n))
-				require.NoError(t, wait(t, early))
-				require.NoError(t, wait(t, b))
+				b = Send(ms[from], 0, 7, Pattern(n, from+9))
+				early := RecvAny(ms[0], 7, make([]byte, n))
+				require.NoError(t, Wait(t, early))
+				require.NoError(t, Wait(t, b))
 				require.Equal(t, from, early.Peer)
 				require.True(t, bytes.Equal(b.Buf, early.Buf))
 
 				// A younger receive from that rank comes first.
-				late = recvAny(ms[0], 8, make([]byte, n))
-				named := recv(ms[0], from, 8, make([]byte, n))
-				b = send(ms[from], 0, 8, pattern(n, from+5))
-				require.NoError(t, wait(t, named))
-				require.NoError(t, wait(t, b))
+				late = RecvAny(ms[0], 8, make([]byte, n))
+				named := Recv(ms[0], from, 8, make([]byte, n))
+				b = Send(ms[from], 0, 8, Pattern(n, from+5))
+				require.NoError(t, Wait(t, named))
+				require.NoError(t, Wait(t, b))
 				require.True(t, bytes.Equal(b.Buf, named.Buf))
-				b = send(ms[3-from], 0, 8, pattern(n, from+7))
-				require.NoError(t, wait(t, late))
-				require.NoError(t, wait(t, b))
+				b = Send(ms[3-from], 0, 8, Pattern(n, from+7))
+				require.NoError(t, Wait(t, late))
+				require.NoError(t, Wait(t, b))
 				require.Equal(t, 3-from, late.Peer)
 				require.True(t, bytes.Equal(b.Buf, late.Buf))
 			}
@@ -445,16 +441,16 @@ func (s *suite) misuse(t *testing.T) {
 	ms := s.group(t, 2)
 	b := make([]byte, 1)
 	for _, r := range []*transport.Request{
-		send(ms[0], 0, 1, b), recv(ms[0], 0, 1, b),
-		send(ms[0], 2, 1, b), recv(ms[0], 2, 1, b),
-		send(ms[0], -1, 1, b), recv(ms[0], -1, 1, b),
+		Send(ms[0], 0, 1, b), Recv(ms[0], 0, 1, b),
+		Send(ms[0], 2, 1, b), Recv(ms[0], 2, 1, b),
+		Send(ms[0], -1, 1, b), Recv(ms[0], -1, 1, b),
 	} {
-		require.ErrorContains(t, wait(t, r), fmt.Sprintf("no peer %d", r.Peer))
+		require.ErrorContains(t, Wait(t, r), fmt.Sprintf("no peer %d", r.Peer))
 	}
 	require.Nil(t, ms[0].Fault())
-	in := recv(ms[1], 0, 1, make([]byte, 1))
-	require.NoError(t, wait(t, send(ms[0], 1, 1, []byte{7})))
-	require.NoError(t, wait(t, in))
+	in := Recv(ms[1], 0, 1, make([]byte, 1))
+	require.NoError(t, Wait(t, Send(ms[0], 1, 1, []byte{7})))
+	require.NoError(t, Wait(t, in))
 	require.Equal(t, []byte{7}, in.Buf)
 }
 
@@ -463,10 +459,10 @@ func (s *suite) one(t *testing.T) {
 	h := m.Diagnose(time.Second)
 	require.Len(t, h, 1)
 	require.True(t, h[0].Answered)
-	r := recvAny(m, 1, make([]byte, 1))
+	r := RecvAny(m, 1, make([]byte, 1))
 	require.NoError(t, m.Close())
-	require.Error(t, wait(t, r))
-	require.ErrorIs(t, wait(t, recvAny(m, 1, nil)), transport.ErrClosed)
+	require.Error(t, Wait(t, r))
+	require.ErrorIs(t, Wait(t, RecvAny(m, 1, nil)), transport.ErrClosed)
 }
 
 // lengthsDiffer: the receiver ends with a *SizeError, nothing is written outside its buffer,
@@ -483,21 +479,21 @@ func (s *suite) lengthsDiffer(t *testing.T) {
 				var r *transport.Request
 				switch first {
 				case "receive":
-					r = recv(ms[1], 0, 5, in[:c.wanted])
+					r = Recv(ms[1], 0, 5, in[:c.wanted])
 				case "any":
-					r = recvAny(ms[1], 5, in[:c.wanted])
+					r = RecvAny(ms[1], 5, in[:c.wanted])
 				}
-				o := send(ms[0], 1, 5, pattern(c.sent, 1))
+				o := Send(ms[0], 1, 5, Pattern(c.sent, 1))
 				if first == "send" {
-					r = recv(ms[1], 0, 5, in[:c.wanted])
+					r = Recv(ms[1], 0, 5, in[:c.wanted])
 				}
-				require.Equal(t, transport.FaultMismatch, faultOf(t, r).Kind)
+				require.Equal(t, transport.FaultMismatch, FaultOf(t, r).Kind)
 				for _, m := range ms {
-					f := failed(t, m)
+					f := Failed(t, m)
 					require.Equal(t, transport.FaultMismatch, f.Kind)
 					require.Contains(t, []int{0, 1}, f.Rank)
 				}
-				wait(t, o)
+				Wait(t, o)
 				require.Equal(t, bytes.Repeat([]byte{0xEE}, len(in)), in, "bytes were written")
 			})
 		}
@@ -510,22 +506,22 @@ func (s *suite) leave(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			ms := s.group(t, 3)
 			in := make([]byte, n)
-			r := recv(ms[0], 2, 1, in)
-			require.NoError(t, wait(t, send(ms[2], 0, 1, pattern(n, 3))))
+			r := Recv(ms[0], 2, 1, in)
+			require.NoError(t, Wait(t, Send(ms[2], 0, 1, Pattern(n, 3))))
 			require.NoError(t, ms[2].Close())
-			require.NoError(t, wait(t, r))
-			require.True(t, bytes.Equal(pattern(n, 3), in))
+			require.NoError(t, Wait(t, r))
+			require.True(t, bytes.Equal(Pattern(n, 3), in))
 
-			eventually(t, "goodbye", func() bool { return ms[0].Diagnose(patience)[2].Departed })
-			a, b := recvAny(ms[0], 4, in[:1]), send(ms[1], 0, 4, []byte{5})
-			require.NoError(t, wait(t, a))
-			require.NoError(t, wait(t, b))
+			Eventually(t, "goodbye", func() bool { return ms[0].Diagnose(patience)[2].Departed })
+			a, b := RecvAny(ms[0], 4, in[:1]), Send(ms[1], 0, 4, []byte{5})
+			require.NoError(t, Wait(t, a))
+			require.NoError(t, Wait(t, b))
 			require.Nil(t, ms[0].Fault())
 
-			f := faultOf(t, send(ms[0], 2, 1, in))
+			f := FaultOf(t, Send(ms[0], 2, 1, in))
 			require.Equal(t, transport.FaultPeerLeft, f.Kind)
 			require.Equal(t, 2, f.Rank)
-			f = failed(t, ms[1]) // which learns it from rank 0
+			f = Failed(t, ms[1]) // which learns it from rank 0
 			require.Equal(t, transport.FaultPeerLeft, f.Kind)
 			require.Equal(t, 2, f.Rank)
 		})
@@ -534,25 +530,25 @@ func (s *suite) leave(t *testing.T) {
 
 func (s *suite) leaveWhileNeeded(t *testing.T) {
 	for name, post := range map[string]func(m transport.Mesh) *transport.Request{
-		"receive":       func(m transport.Mesh) *transport.Request { return recv(m, 1, 1, make([]byte, 1)) },
-		"large receive": func(m transport.Mesh) *transport.Request { return recv(m, 1, 1, make([]byte, 2<<20)) },
-		"large send":    func(m transport.Mesh) *transport.Request { return send(m, 1, 1, make([]byte, 2<<20)) },
-		"any":           func(m transport.Mesh) *transport.Request { return recvAny(m, 1, make([]byte, 1)) },
+		"receive":       func(m transport.Mesh) *transport.Request { return Recv(m, 1, 1, make([]byte, 1)) },
+		"large receive": func(m transport.Mesh) *transport.Request { return Recv(m, 1, 1, make([]byte, 2<<20)) },
+		"large send":    func(m transport.Mesh) *transport.Request { return Send(m, 1, 1, make([]byte, 2<<20)) },
+		"any":           func(m transport.Mesh) *transport.Request { return RecvAny(m, 1, make([]byte, 1)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			ms := s.group(t, 2)
 			r := post(ms[0])
 			require.NoError(t, ms[1].Close())
-			f := faultOf(t, r)
+			f := FaultOf(t, r)
 			require.Equal(t, transport.FaultPeerLeft, f.Kind)
 			require.Equal(t, 1, f.Rank)
 		})
 		t.Run(name+" later", func(t *testing.T) {
 			ms := s.group(t, 2)
 			require.NoError(t, ms[1].Close())
-			eventually(t, "goodbye", func() bool { return ms[0].Diagnose(patience)[1].Departed })
+			Eventually(t, "goodbye", func() bool { return ms[0].Diagnose(patience)[1].Departed })
 			require.Nil(t, ms[0].Fault())
-			require.Equal(t, transport.FaultPeerLeft, faultOf(t, post(ms[0])).Kind)
+			require.Equal(t, transport.FaultPeerLeft, FaultOf(t, post(ms[0])).Kind)
 		})
 	}
 }
@@ -564,23 +560,23 @@ func (s *suite) die(t *testing.T) {
 	}
 	ms := s.group(t, 4)
 	rs := []*transport.Request{
-		recv(ms[0], 3, 1, make([]byte, 4)),
-		recv(ms[0], 1, 1, make([]byte, 2<<20)),
-		recvAny(ms[0], 2, make([]byte, 4)),
-		send(ms[0], 2, 3, make([]byte, 2<<20)),
-		send(ms[1], 3, 3, make([]byte, 2<<20)),
-		recv(ms[2], 0, 9, make([]byte, 1)),
+		Recv(ms[0], 3, 1, make([]byte, 4)),
+		Recv(ms[0], 1, 1, make([]byte, 2<<20)),
+		RecvAny(ms[0], 2, make([]byte, 4)),
+		Send(ms[0], 2, 3, make([]byte, 2<<20)),
+		Send(ms[1], 3, 3, make([]byte, 2<<20)),
+		Recv(ms[2], 0, 9, make([]byte, 1)),
 	}
 	s.kill(t, ms, 3)
 	for _, r := range rs {
-		f := faultOf(t, r)
+		f := FaultOf(t, r)
 		require.Equal(t, transport.FaultPeerDied, f.Kind)
 		require.Equal(t, 3, f.Rank)
 	}
 	for _, m := range ms[:3] {
-		require.Equal(t, 3, failed(t, m).Rank)
+		require.Equal(t, 3, Failed(t, m).Rank)
 	}
-	require.Equal(t, 3, faultOf(t, recv(ms[0], 1, 1, nil)).Rank)
+	require.Equal(t, 3, FaultOf(t, Recv(ms[0], 1, 1, nil)).Rank)
 }
 
 // dieUnneeded: a death alone is no fault. Other ranks go on, and get what the dead one has sent. A request that
@@ -596,28 +592,28 @@ func (s *suite) dieUnneeded(t *testing.T) {
 				told := make(chan int, 3)
 				ms[0].OnDeath(func(f *transport.Fault) { told <- f.Rank })
 				in, back := make([]byte, n), make([]byte, n)
-				r := recv(ms[0], 2, 1, in)
-				o := recv(ms[2], 0, 1, back)
-				require.NoError(t, wait(t, send(ms[2], 0, 1, pattern(n, 3))))
-				require.NoError(t, wait(t, send(ms[0], 2, 1, pattern(n, 4))))
-				require.NoError(t, wait(t, o))
+				r := Recv(ms[0], 2, 1, in)
+				o := Recv(ms[2], 0, 1, back)
+				require.NoError(t, Wait(t, Send(ms[2], 0, 1, Pattern(n, 3))))
+				require.NoError(t, Wait(t, Send(ms[0], 2, 1, Pattern(n, 4))))
+				require.NoError(t, Wait(t, o))
 				s.kill(t, ms, 2)
-				require.NoError(t, wait(t, r))
-				require.True(t, bytes.Equal(pattern(n, 3), in))
+				require.NoError(t, Wait(t, r))
+				require.True(t, bytes.Equal(Pattern(n, 3), in))
 				for _, m := range ms[:2] {
-					eventually(t, "death", func() bool { h := m.Diagnose(patience)[2]; return h.Died && h.Departed })
+					Eventually(t, "death", func() bool { h := m.Diagnose(patience)[2]; return h.Died && h.Departed })
 				}
 				require.Equal(t, 2, <-told)
 				ms[0].OnDeath(func(f *transport.Fault) { told <- f.Rank })
 				require.Equal(t, 2, <-told, "again")
-				a, b := recv(ms[0], 1, 4, in), send(ms[1], 0, 4, pattern(n, 5))
-				require.NoError(t, wait(t, a))
-				require.NoError(t, wait(t, b))
+				a, b := Recv(ms[0], 1, 4, in), Send(ms[1], 0, 4, Pattern(n, 5))
+				require.NoError(t, Wait(t, a))
+				require.NoError(t, Wait(t, b))
 				require.Nil(t, ms[0].Fault())
 				require.Nil(t, ms[1].Fault())
 
-				waits := recv(ms[1], 0, 7, in) // for one that waits for the dead rank
-				for _, f := range []*transport.Fault{faultOf(t, post(ms[0], 2)), faultOf(t, waits)} {
+				waits := Recv(ms[1], 0, 7, in) // for one that waits for the dead rank
+				for _, f := range []*transport.Fault{FaultOf(t, post(ms[0], 2)), FaultOf(t, waits)} {
 					require.Equal(t, transport.FaultPeerDied, f.Kind)
 					require.Equal(t, 2, f.Rank)
 				}
@@ -631,7 +627,7 @@ func (s *suite) dieUnneeded(t *testing.T) {
 func (s *suite) kill(t *testing.T, ms []transport.Mesh, rank int) {
 	for r, m := range ms {
 		if r != rank {
-			eventually(t, "hello", func() bool { return m.Diagnose(patience)[rank].Native })
+			Eventually(t, "hello", func() bool { return m.Diagnose(patience)[rank].Native })
 		}
 	}
 	s.Kill(t, ms, rank)
@@ -647,24 +643,24 @@ func (s *suite) dieEarly(t *testing.T) {
 			t.Run(fmt.Sprint(n, " ", any), func(t *testing.T) {
 				ms := s.group(t, 3)
 				for slot := range uint64(3) {
-					require.NoError(t, wait(t, send(ms[2], 0, slot, pattern(n, int(slot)))))
+					require.NoError(t, Wait(t, Send(ms[2], 0, slot, Pattern(n, int(slot)))))
 				}
 				s.kill(t, ms, 2)
-				eventually(t, "death", func() bool { return ms[0].Diagnose(patience)[2].Died })
+				Eventually(t, "death", func() bool { return ms[0].Diagnose(patience)[2].Died })
 				for _, slot := range []uint64{2, 0, 1} {
 					in := make([]byte, n)
-					r := request(2, slot, in)
+					r := Request(2, slot, in)
 					if any {
 						ms[0].RecvAny(r)
 					} else {
 						ms[0].Recv(r)
 					}
-					require.NoError(t, wait(t, r))
+					require.NoError(t, Wait(t, r))
 					require.Equal(t, 2, r.Peer)
-					require.True(t, bytes.Equal(pattern(n, int(slot)), in))
+					require.True(t, bytes.Equal(Pattern(n, int(slot)), in))
 				}
 				require.Nil(t, ms[0].Fault())
-				f := faultOf(t, recv(ms[0], 2, 1, make([]byte, n)))
+				f := FaultOf(t, Recv(ms[0], 2, 1, make([]byte, n)))
 				require.Equal(t, transport.FaultPeerDied, f.Kind)
 				require.Equal(t, 2, f.Rank)
 			})
@@ -674,11 +670,11 @@ func (s *suite) dieEarly(t *testing.T) {
 
 // needing are requests that need a peer.
 var needing = map[string]func(m transport.Mesh, peer int) *transport.Request{
-	"receive":       func(m transport.Mesh, peer int) *transport.Request { return recv(m, peer, 11, make([]byte, 1)) },
-	"large receive": func(m transport.Mesh, peer int) *transport.Request { return recv(m, peer, 11, make([]byte, 2<<20)) },
-	"send":          func(m transport.Mesh, peer int) *transport.Request { return send(m, peer, 11, make([]byte, 1)) },
-	"large send":    func(m transport.Mesh, peer int) *transport.Request { return send(m, peer, 11, make([]byte, 2<<20)) },
-	"any":           func(m transport.Mesh, peer int) *transport.Request { return recvAny(m, 11, make([]byte, 1)) },
+	"receive":       func(m transport.Mesh, peer int) *transport.Request { return Recv(m, peer, 11, make([]byte, 1)) },
+	"large receive": func(m transport.Mesh, peer int) *transport.Request { return Recv(m, peer, 11, make([]byte, 2<<20)) },
+	"send":          func(m transport.Mesh, peer int) *transport.Request { return Send(m, peer, 11, make([]byte, 1)) },
+	"large send":    func(m transport.Mesh, peer int) *transport.Request { return Send(m, peer, 11, make([]byte, 2<<20)) },
+	"any":           func(m transport.Mesh, peer int) *transport.Request { return RecvAny(m, 11, make([]byte, 1)) },
 }
 
 // dieWhileNeeded: a rank that waits for one that dies hears of it, and so does one that waits for that rank.
@@ -692,11 +688,11 @@ func (s *suite) dieWhileNeeded(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			ms := s.group(t, 3)
-			waits := recv(ms[1], 0, 7, make([]byte, 1))
+			waits := Recv(ms[1], 0, 7, make([]byte, 1))
 			r := post(ms[0], 2)
 			s.kill(t, ms, 2)
 			for _, r := range []*transport.Request{r, waits} {
-				f := faultOf(t, r)
+				f := FaultOf(t, r)
 				require.Equal(t, transport.FaultPeerDied, f.Kind)
 				require.Equal(t, 2, f.Rank)
 			}
@@ -710,31 +706,31 @@ func (s *suite) abort(t *testing.T) {
 	for i := range ms { // ranks may have to hear of each other before they exchange words
 		for j := range ms {
 			if i != j {
-				sent := send(ms[i], j, 9, []byte("x"))
-				require.NoError(t, wait(t, recv(ms[j], i, 9, make([]byte, 1))))
-				require.NoError(t, wait(t, sent))
+				sent := Send(ms[i], j, 9, []byte("x"))
+				require.NoError(t, Wait(t, Recv(ms[j], i, 9, make([]byte, 1))))
+				require.NoError(t, Wait(t, sent))
 			}
 		}
 	}
 	cause := &transport.Fault{Kind: transport.FaultCanceled, Rank: 1, Reporter: 1, Op: 3, Seq: 42, Err: errors.New("why")}
-	near := recv(ms[1], 0, 1, make([]byte, 4))
-	far := recv(ms[3], 2, 1, make([]byte, 4<<20))
+	near := Recv(ms[1], 0, 1, make([]byte, 4))
+	far := Recv(ms[3], 2, 1, make([]byte, 4<<20))
 	ms[1].Abort(cause)
 	ms[1].Abort(&transport.Fault{Kind: transport.FaultTimeout})
-	require.Same(t, cause, faultOf(t, near))
+	require.Same(t, cause, FaultOf(t, near))
 	require.Same(t, cause, ms[1].Fault())
-	for _, f := range []*transport.Fault{faultOf(t, far), failed(t, ms[0]), failed(t, ms[2])} {
+	for _, f := range []*transport.Fault{FaultOf(t, far), Failed(t, ms[0]), Failed(t, ms[2])} {
 		got := *f
 		require.EqualError(t, f.Err, "why")
 		got.Err = cause.Err
 		require.Equal(t, *cause, got)
 	}
-	require.Same(t, cause, faultOf(t, send(ms[1], 0, 1, nil)))
+	require.Same(t, cause, FaultOf(t, Send(ms[1], 0, 1, nil)))
 	for _, m := range ms {
 		require.NoError(t, m.Close())
 		require.NoError(t, m.Close())
 	}
-	require.Error(t, wait(t, recvAny(ms[1], 1, nil)))
+	require.Error(t, Wait(t, RecvAny(ms[1], 1, nil)))
 }
 
 // abortUnderLoad ends a group in the middle of many messages of all sizes. Every
@@ -752,9 +748,9 @@ func (s *suite) abortUnderLoad(t *testing.T) {
 				wg.Go(func() {
 					out, in := make([]byte, n), make([]byte, n)
 					for {
-						a := send(m, peer, uint64(n), out)
-						b := recv(m, peer, uint64(n), in)
-						errA, errB := wait(t, a), wait(t, b)
+						a := Send(m, peer, uint64(n), out)
+						b := Recv(m, peer, uint64(n), in)
+						errA, errB := Wait(t, a), Wait(t, b)
 						clear(out)
 						clear(in)
 						if errA != nil || errB != nil {
@@ -775,7 +771,7 @@ func (s *suite) abortUnderLoad(t *testing.T) {
 	ms[0].Abort(&transport.Fault{Kind: transport.FaultAborted, Rank: 0, Reporter: 0, Op: 1, Seq: 7})
 	wg.Wait()
 	for _, m := range ms {
-		f := failed(t, m)
+		f := Failed(t, m)
 		require.Equal(t, transport.FaultAborted, f.Kind, "%v", f)
 		require.Equal(t, 0, f.Rank)
 		require.Equal(t, uint64(7), f.Seq)
@@ -785,15 +781,15 @@ func (s *suite) abortUnderLoad(t *testing.T) {
 func (s *suite) close(t *testing.T) {
 	ms := s.group(t, 2)
 	rs := []*transport.Request{
-		recv(ms[0], 1, 1, make([]byte, 4)),
-		recv(ms[0], 1, 2, make([]byte, 4<<20)),
-		recvAny(ms[0], 3, make([]byte, 4)),
+		Recv(ms[0], 1, 1, make([]byte, 4)),
+		Recv(ms[0], 1, 2, make([]byte, 4<<20)),
+		RecvAny(ms[0], 3, make([]byte, 4)),
 	}
 	require.NoError(t, ms[0].Close())
 	for _, r := range rs {
-		require.ErrorIs(t, wait(t, r), transport.ErrClosed)
+		require.ErrorIs(t, Wait(t, r), transport.ErrClosed)
 	}
-	require.ErrorIs(t, wait(t, send(ms[0], 1, 1, nil)), transport.ErrClosed)
+	require.ErrorIs(t, Wait(t, Send(ms[0], 1, 1, nil)), transport.ErrClosed)
 	require.Nil(t, ms[0].Fault())
 	require.NoError(t, ms[0].Close())
 }
@@ -803,7 +799,7 @@ func (s *suite) diagnose(t *testing.T) {
 	ms[0].SetProgress(4, 3)
 	ms[1].SetProgress(7, 5)
 	ms[2].SetProgress(9, 8)
-	eventually(t, "everybody answers", func() bool {
+	Eventually(t, "everybody answers", func() bool {
 		return !slices.ContainsFunc(ms[0].Diagnose(patience), func(h transport.Health) bool { return !h.Answered })
 	})
 	all := ms[0].Diagnose(patience)
@@ -823,10 +819,13 @@ func (s *suite) diagnose(t *testing.T) {
 		}
 	}
 	require.NoError(t, ms[2].Close())
-	eventually(t, "rank 2 has left", func() bool { return ms[0].Diagnose(patience)[2].Departed })
+	Eventually(t, "rank 2 has left", func() bool { return ms[0].Diagnose(patience)[2].Departed })
 	h := ms[0].Diagnose(patience)
 	require.False(t, h[2].Answered)
 	require.True(t, h[1].Answered)
+
+	ms[0].Abort(&transport.Fault{Kind: transport.FaultAborted})
+	require.False(t, ms[0].Diagnose(patience)[1].Answered)
 }
 
 func (s *suite) allocations(t *testing.T) {

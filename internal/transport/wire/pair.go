@@ -518,11 +518,11 @@ func (p *pair) receive() error {
 		case h.opcode == opData:
 			err = p.onData(h, in)
 		case h.opcode == opRecvReady:
-			err = p.onRecvReady(h)
+			err = p.handle(h, p.onRecvReady)
 		case isControl(h.slot):
-			err = p.onControl(h)
+			err = p.handle(h, p.onControl)
 		default:
-			err = p.onSendReady(h)
+			err = p.handle(h, p.onSendReady)
 		}
 		if err != nil {
 			return err
@@ -630,13 +630,17 @@ func (p *pair) claim(h header) (*transport.Request, error) {
 	return r, nil
 }
 
-func (p *pair) onRecvReady(h header) error {
-	m := p.m
-	m.Mu.Lock()
-	defer m.Mu.Unlock()
-	if m.Ended() != nil {
+// handle calls f with Mesh.Mu held, unless the mesh has ended.
+func (p *pair) handle(h header, f func(header) error) error {
+	p.m.Mu.Lock()
+	defer p.m.Mu.Unlock()
+	if p.m.Ended() != nil {
 		return errEnded
 	}
+	return f(h)
+}
+
+func (p *pair) onRecvReady(h header) error {
 	s := p.slot(h.slot)
 	if s.sends.Empty() {
 		return p.note(&s.wanted, h.length)
@@ -649,11 +653,6 @@ func (p *pair) onRecvReady(h header) error {
 
 func (p *pair) onSendReady(h header) error {
 	m := p.m
-	m.Mu.Lock()
-	defer m.Mu.Unlock()
-	if m.Ended() != nil {
-		return errEnded
-	}
 	s := p.slot(h.slot)
 	if r := s.unmatched; r != nil {
 		s.unmatched = r.Next
@@ -671,11 +670,6 @@ func (p *pair) onSendReady(h header) error {
 
 func (p *pair) onControl(h header) error {
 	m := p.m
-	m.Mu.Lock()
-	defer m.Mu.Unlock()
-	if m.Ended() != nil {
-		return errEnded
-	}
 	code := controlCode(h.slot)
 	if p.received == (code == ctlHello) || !p.Native && code != ctlHello {
 		return p.protocolFault(fmt.Errorf("wire: control message %d at the wrong time", code))

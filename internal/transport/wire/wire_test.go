@@ -2,7 +2,6 @@ package wire
 
 import (
 	"bytes"
-	"context"
 	"math"
 	"net"
 	"runtime"
@@ -12,8 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mesh"
+	"github.com/c10d-go/c10d/internal/transport/transporttest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -21,19 +22,21 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience is how long a test waits for what must come at once.
 const patience = time.Minute
 
+// What the conformance suite has of requests.
+var (
+	req, send, recv, recvAny = transporttest.Request, transporttest.Send, transporttest.Recv, transporttest.RecvAny
+	wait, failed, faultOf    = transporttest.Wait, transporttest.Failed, transporttest.FaultOf
+	eventually, pattern      = transporttest.Eventually, transporttest.Pattern
+)
+
 // patient are limits for peers that read, however slow the machine is.
 var patient = mesh.Limits{Close: patience, Step: patience}
 
 // tcpPair returns both ends of a loopback connection.
 func tcpPair(t testing.TB) (net.Conn, net.Conn) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
-	a, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	b, err := l.Accept()
-	require.NoError(t, err)
-	return a, b
+	return must.Get(net.Dial("tcp", l.Addr().String())), must.Get(l.Accept())
 }
 
 // group returns the meshes of a whole group over loopback.
@@ -67,42 +70,6 @@ func alone(t testing.TB) (*Mesh, net.Conn) {
 	return m, b
 }
 
-func req(peer int, slot uint64, buf []byte) *transport.Request {
-	r := transport.NewRequest()
-	r.Peer, r.Slot, r.Buf = peer, slot, buf
-	return r
-}
-
-func send(m *Mesh, peer int, slot uint64, buf []byte) *transport.Request {
-	r := req(peer, slot, buf)
-	m.Send(r)
-	return r
-}
-
-func recv(m *Mesh, peer int, slot uint64, buf []byte) *transport.Request {
-	r := req(peer, slot, buf)
-	m.Recv(r)
-	return r
-}
-
-func recvAny(m *Mesh, slot uint64, buf []byte) *transport.Request {
-	r := req(-1, slot, buf)
-	m.RecvAny(r)
-	return r
-}
-
-// wait returns how r ended.
-func wait(t testing.TB, r *transport.Request) error {
-	t.Helper()
-	select {
-	case <-r.Done():
-		return r.Err()
-	case <-time.After(patience):
-		require.FailNow(t, "request does not end")
-		return nil
-	}
-}
-
 // pending asserts that r has not ended.
 func pending(t testing.TB, r *transport.Request) {
 	t.Helper()
@@ -110,39 +77,6 @@ func pending(t testing.TB, r *transport.Request) {
 	case <-r.Done():
 		require.FailNow(t, "request has ended", "%v", r.Err())
 	default:
-	}
-}
-
-// failed waits for the mesh's fault.
-func failed(t testing.TB, m *Mesh) *transport.Fault {
-	t.Helper()
-	select {
-	case <-m.Failed():
-		return m.Fault()
-	case <-time.After(patience):
-		require.FailNow(t, "mesh does not fail")
-		return nil
-	}
-}
-
-// faultOf returns the fault that r ended with.
-func faultOf(t testing.TB, r *transport.Request) *transport.Fault {
-	t.Helper()
-	var f *transport.Fault
-	require.ErrorAs(t, wait(t, r), &f)
-	return f
-}
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	for !ok() {
-		select {
-		case <-ctx.Done():
-			require.FailNow(t, what)
-		case <-time.After(time.Millisecond):
-		}
 	}
 }
 

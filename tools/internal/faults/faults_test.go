@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/netns"
 )
 
@@ -61,8 +62,7 @@ func TestCases(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.String(), func(t *testing.T) {
-			x, err := lab.Run(t.Context(), c)
-			require.NoError(t, err)
+			x := must.Get(lab.Run(t.Context(), c))
 			require.Empty(t, x.Problems())
 			require.Equal(t, x.Survivors, x.Named)
 			if c.GoOn {
@@ -91,11 +91,13 @@ func TestTable(t *testing.T) {
 	all := []Record{
 		{Fault: Kill, Wire: TCP, Op: "all_reduce", Survivors: 2, Named: 2, Seconds: 0.0213, Says: "rank 1 died\n| at once", Rest: 2, Back: 2, BackSeconds: 0.0531},
 		{Fault: Kill, Wire: TCP, Op: "barrier", Survivors: 2, Named: 1, Seconds: 1.26, Rest: 2, Back: 1, BackSeconds: 2.02},
+		{Fault: Stop, Wire: TCP, Op: "barrier", Survivors: 2, Named: 2, Seconds: 1, Rest: 2, Back: 2, BackSeconds: 1.5},
 		{Fault: Store, Wire: Torch, Op: "all_reduce", Survivors: 3, Named: 3},
 	}
 	require.Equal(t, `| fault | native TCP | PyTorch gloo |
 | --- | --- | --- |
 | SIGKILL | 3 of 4, 1.3s; back 3 of 4, 2s |  |
+| SIGSTOP | 2 of 2, 1s; back 1.5s |  |
 | store dead |  | 3 of 3 |`, Table(all))
-	require.Equal(t, "| fault | native TCP | PyTorch gloo |\n| --- | --- | --- |\n| SIGKILL | `rank 1 died; / at once` |  |\n| store dead |  |  |", SaysTable(all))
+	require.Equal(t, "| fault | native TCP | PyTorch gloo |\n| --- | --- | --- |\n| SIGKILL | `rank 1 died; / at once` |  |\n| SIGSTOP |  |  |\n| store dead |  |  |", SaysTable(all))
 }

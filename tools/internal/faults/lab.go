@@ -17,7 +17,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/netns"
 	"github.com/c10d-go/c10d/internal/script"
@@ -141,7 +140,7 @@ func want(ctx context.Context, lines []script.Line, size int) ([][]string, error
 	var wg sync.WaitGroup
 	for r := range size {
 		wg.Go(func() {
-			g, err := pg.New(ctx, st, r, size, pg.Options{Timeout: startIn, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Fabric: f}}})
+			g, err := pg.New(ctx, st, r, size, pg.Options{Timeout: startIn, Backend: "cpu:" + gloo.Name, BackendOptions: pg.BackendOptions{gloo.Options{Fabric: f}}})
 			if errs[r] = err; err != nil {
 				return
 			}

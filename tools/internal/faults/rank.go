@@ -15,7 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/script"
 	"github.com/c10d-go/c10d/pg"
@@ -42,6 +41,7 @@ type role struct {
 	Job   string // the address of the store; then Store and Script are empty
 	Name  int    // of this process
 	Ranks int    // in epoch 0; the process joins later if Name is not below
+	Soak  bool   // it says what it uses at the beginning of each epoch
 }
 
 // report is what a rank says in the end.
@@ -100,7 +100,7 @@ func Role() (ok bool, err error) {
 	case r.Store == "":
 		return true, r.rank()
 	}
-	s, err := tcp.Listen(context.Background(), r.Store, tcp.ServerOptions{})
+	s, err := tcp.Listen(context.Background(), r.Store)
 	if err != nil {
 		return true, err
 	}
@@ -122,17 +122,13 @@ func (r *role) rank() error {
 	var log strings.Builder // of a session's one diagnosis
 	debug := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	g, err := pg.Init(ctx, "env://", pg.InitOptions{Options: pg.Options{
-		Logger: debug, Timeout: time.Minute, Detail: r.Detail, Elastic: r.GoOn, Backend: "cpu:" + gloo.Name, BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: r.Wire}},
+		Logger: debug, Timeout: time.Minute, Detail: r.Detail, Elastic: r.GoOn, Backend: "cpu:" + gloo.Name, BackendOptions: pg.BackendOptions{gloo.Options{Wire: r.Wire}},
 	}})
 	if err != nil {
 		return err
 	}
 	defer g.Close() // also after a panic
-	w, err := g.Barrier(ctx, backend.BarrierOptions{})
-	if err == nil {
-		err = w.Wait(ctx)
-	}
-	if err != nil {
+	if err := g.Barrier(ctx); err != nil {
 		return err
 	}
 	g.SetTimeout(r.Timeout)
@@ -198,10 +194,10 @@ func (r *role) goOn(g *pg.ProcessGroup, fault error, x *report) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), backIn)
 	defer cancel()
-	_, err := g.Reconfigure(ctx, pg.ReconfigureOptions{Min: g.Size()/2 + 1, Patience: backIn / 2})
+	_, err := g.Reconfigure(ctx, pg.ReconfigureOptions{Min: g.Size()/2 + 1, Timeout: backIn / 2})
 	sum := []int64{1}
 	if err == nil {
-		err = pg.AllReduceSlice(ctx, g, sum, backend.Sum())
+		err = pg.Wait(g.AllReduce(ctx, pg.Slice(sum), pg.Sum()))
 	}
 	switch {
 	case err != nil:
@@ -229,7 +225,7 @@ func breaks(err error, self int) bool {
 func (r *role) operations(ctx context.Context, g *pg.ProcessGroup, x *report, each func()) error {
 	if r.Op == monitored {
 		for {
-			if err := g.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{}); err != nil {
+			if err := g.MonitoredBarrier(ctx); err != nil {
 				return err
 			}
 			each()

@@ -11,12 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
-	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -31,6 +29,7 @@ const (
 var (
 	errEnded   = errors.New("the ranks were told to end")
 	errPending = errors.New("newcomers wait")
+	errUnmade  = errors.New("a sub-group was not made")
 )
 
 // stepper is a rank of a Trial. It runs one operation after another on data that no other epoch,
@@ -44,6 +43,8 @@ type stepper struct {
 	who   []int64 // the members' names, by rank
 	step  int
 	asked time.Time // for newcomers
+
+	done, groups int // operations and sub-groups so far
 
 	panics atomic.Bool
 	ended  context.Context // ends with cmdEnd
@@ -115,8 +116,7 @@ func (s *stepper) live() (err error) {
 	}()
 	for {
 		err := s.work()
-		var operation *work.Error
-		if err != errPending && !errors.As(err, &operation) {
+		if err != errPending && !errors.Is(err, errUnmade) && !errors.As(err, new(*work.Error)) {
 			return err
 		}
 		if err := s.goOn(); err != nil {
@@ -128,7 +128,7 @@ func (s *stepper) live() (err error) {
 func (s *stepper) options() pg.Options {
 	return pg.Options{
 		Timeout: s.Timeout, Elastic: true, Detail: s.Detail, Backend: "cpu:" + gloo.Name,
-		BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: s.Wire}},
+		BackendOptions: pg.BackendOptions{gloo.Options{Wire: s.Wire}},
 	}
 }
 
@@ -144,7 +144,7 @@ func (s *stepper) join() (*pg.ProcessGroup, error) {
 func (s *stepper) goOn() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*comeIn)
 	defer cancel()
-	v, err := s.g.Reconfigure(ctx, pg.ReconfigureOptions{Patience: comeIn})
+	v, err := s.g.Reconfigure(ctx, pg.ReconfigureOptions{Timeout: comeIn})
 	if err == nil {
 		s.epoch = int64(v.Epoch)
 	}
@@ -168,8 +168,8 @@ func (s *stepper) work() error {
 	s.mu.Lock()
 	s.cancel = cancel
 	s.mu.Unlock()
-	names, err := pg.AllGatherSlice(ctx, s.g, []int64{int64(s.Name), s.epoch})
-	if err != nil {
+	names := make([]int64, 2*s.g.Size())
+	if err := pg.Wait(s.g.AllGatherIntoTensor(ctx, pg.Slice(names), pg.Slice([]int64{int64(s.Name), s.epoch}))); err != nil {
 		return err
 	}
 	s.who, s.step = nil, 0
@@ -189,8 +189,15 @@ func (s *stepper) work() error {
 		if err := s.operation(ctx); err != nil {
 			return err
 		}
+		s.done++
 		if s.step == 0 {
-			if err := s.out.Encode(said{Epoch: s.epoch, Members: s.who}); err != nil {
+			line := said{Epoch: s.epoch, Members: s.who}
+			if s.Soak {
+				if err := s.use(&line); err != nil {
+					return err
+				}
+			}
+			if err := s.out.Encode(line); err != nil {
 				return err
 			}
 		}
@@ -213,7 +220,7 @@ func (s *stepper) meet(ctx context.Context) error {
 		}
 		flags[2] = int64(n)
 	}
-	if err := pg.AllReduceSlice(ctx, s.g, flags, backend.Sum()); err != nil {
+	if err := pg.Wait(s.g.AllReduce(ctx, pg.Slice(flags), pg.Sum())); err != nil {
 		return err
 	}
 	switch {
@@ -262,31 +269,31 @@ func (s *stepper) operation(ctx context.Context) error {
 	switch op {
 	case "all_reduce":
 		v := own(n)
-		if err := pg.AllReduceSlice(ctx, s.g, v, backend.Sum()); err != nil {
+		if err := pg.Wait(s.g.AllReduce(ctx, pg.Slice(v), pg.Sum())); err != nil {
 			return err
 		}
 		check(op, v, s.sum)
 	case "broadcast":
 		root, v := s.step%size, own(n)
-		if err := pg.BroadcastSlice(ctx, s.g, v, root); err != nil {
+		if err := pg.Wait(s.g.Broadcast(ctx, pg.Slice(v), root)); err != nil {
 			return err
 		}
 		check(op, v, func(i int) int64 { return s.value(s.who[root], i) })
 	case "all_gather":
-		v, err := pg.AllGatherSlice(ctx, s.g, own(n))
-		if err != nil {
+		v := make([]int64, n*size)
+		if err := pg.Wait(s.g.AllGatherIntoTensor(ctx, pg.Slice(v), pg.Slice(own(n)))); err != nil {
 			return err
 		}
 		check(op, v, func(i int) int64 { return s.value(s.who[i/n], i%n) })
 	case "reduce_scatter":
-		v, err := pg.ReduceScatterSlice(ctx, s.g, own(n*size), backend.Sum())
-		if err != nil {
+		v := make([]int64, n)
+		if err := pg.Wait(s.g.ReduceScatterTensor(ctx, pg.Slice(v), pg.Slice(own(n*size)), pg.Sum())); err != nil {
 			return err
 		}
 		check(op, v, func(i int) int64 { return s.sum(me*n + i) })
 	case "all_to_all":
 		v := make([]int64, n*size)
-		if err := await(ctx)(s.g.AllToAllSingle(ctx, flat(v), flat(own(n*size)), nil, nil, backend.AllToAllOptions{})); err != nil {
+		if err := pg.Wait(s.g.AllToAllSingle(ctx, pg.Slice(v), pg.Slice(own(n*size)), nil, nil)); err != nil {
 			return err
 		}
 		check(op, v, func(i int) int64 { return s.value(s.who[i/n], me*n+i%n) })
@@ -295,11 +302,11 @@ func (s *stepper) operation(ctx context.Context) error {
 			return nil
 		}
 		v, from := make([]int64, n), (me+size-1)%size
-		sent, err := s.g.Send(ctx, flat(own(n)), (me+1)%size, backend.P2POptions{})
+		sent, err := s.g.Send(ctx, pg.Slice(own(n)), (me+1)%size)
 		if err != nil {
 			return err
 		}
-		if err := await(ctx)(s.g.Recv(ctx, flat(v), from, backend.P2POptions{})); err != nil {
+		if err := pg.Wait(s.g.Recv(ctx, pg.Slice(v), from)); err != nil {
 			return err
 		}
 		if err := sent.Wait(ctx); err != nil {
@@ -307,32 +314,53 @@ func (s *stepper) operation(ctx context.Context) error {
 		}
 		check(op, v, func(i int) int64 { return s.value(s.who[from], i) })
 	case "barrier":
-		return await(ctx)(s.g.Barrier(ctx, backend.BarrierOptions{}))
+		return s.g.Barrier(ctx)
+	case "group":
+		return s.subgroup(ctx, n, check)
 	}
 	return nil
 }
 
+// subgroup makes a group without one rank, sums there, and closes it.
+func (s *stepper) subgroup(ctx context.Context, n int, check func(string, []int64, func(int) int64)) (err error) {
+	var members []int
+	for r := range s.who {
+		if len(s.who) == 1 || r != s.step%len(s.who) {
+			members = append(members, r)
+		}
+	}
+	g, err := s.g.NewGroup(ctx, members)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errUnmade, err)
+	}
+	defer func() {
+		if e := g.Close(); err == nil {
+			err = e
+		}
+	}()
+	s.groups++
+	if !g.IsMember() {
+		return nil
+	}
+	v := make([]int64, n)
+	for i := range v {
+		v[i] = s.value(s.who[s.g.Rank()], i)
+	}
+	if err := pg.Wait(g.AllReduce(ctx, pg.Slice(v), pg.Sum())); err != nil {
+		return err
+	}
+	check("all_reduce in a sub-group", v, func(i int) (sum int64) {
+		for _, r := range members {
+			sum += s.value(s.who[r], i)
+		}
+		return sum
+	})
+	return nil
+}
+
 // kinds are the operations of a stepper.
-var kinds = []string{"all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier"}
+var kinds = []string{"all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier", "group"}
 
 func (s *stepper) wrong(format string, args ...any) {
 	s.out.Encode(said{Epoch: s.epoch, Wrong: fmt.Sprintf(format, args...)})
-}
-
-// await waits for an operation.
-func await(ctx context.Context) func(*work.Work, error) error {
-	return func(w *work.Work, err error) error {
-		if err != nil {
-			return err
-		}
-		return w.Wait(ctx)
-	}
-}
-
-func flat(v []int64) *tensor.Tensor {
-	t, err := tensor.Of(v, len(v))
-	if err != nil {
-		panic(err) // the shape is the length
-	}
-	return t
 }

@@ -100,7 +100,10 @@ func cell(f Fault, records []Record) string {
 	if f != Store {
 		text += middle(seconds)
 	}
-	if rest > 0 {
+	switch {
+	case rest > 0 && back == rest:
+		text += "; back " + strings.TrimPrefix(middle(until), ", ")
+	case rest > 0:
 		text += fmt.Sprintf("; back %d of %d%s", back, rest, middle(until))
 	}
 	return text

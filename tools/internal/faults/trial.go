@@ -22,6 +22,7 @@ type Trial struct {
 	Seed   uint64
 	Ranks  int // at the beginning
 	Detail bool
+	Soak   bool // rank 0 lives as long as the job, and all say what they use
 	Events []Event
 }
 
@@ -85,6 +86,7 @@ type said struct {
 	Ends    string  `json:"ends,omitempty"`    // why the rank cannot go on
 	Done    bool    `json:"done,omitempty"`    // it has ended as it was told
 	Left    string  `json:"left,omitempty"`    // what it left behind
+	Use     *Use    `json:"use,omitempty"`     // at the beginning of the epoch, in a soak
 }
 
 // Outcome is what became of a Trial.
@@ -93,6 +95,10 @@ type Outcome struct {
 	Seed     uint64   `json:"seed"`
 	Epochs   int      `json:"epochs"`
 	Problems []string `json:"problems,omitempty"`
+
+	// Of a soak:
+	Happened map[Fault]int `json:"happened,omitempty"`
+	Uses     []Use         `json:"uses,omitempty"` // of rank 0, epoch after epoch
 }
 
 // trial is a Trial that runs.
@@ -117,12 +123,12 @@ type trialRank struct {
 
 // Run runs a trial. The error says why it could not be tried.
 func (t *Trial) Run(ctx context.Context) (*Outcome, error) {
-	server, err := tcp.Listen(ctx, "127.0.0.1:0", tcp.ServerOptions{})
+	server, err := tcp.Listen(ctx, "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
 	defer server.Close()
-	x := &trial{Trial: t, address: server.Addr().String(), out: &Outcome{Wire: t.Wire, Seed: t.Seed}, views: make(map[int64][]int64)}
+	x := &trial{Trial: t, address: server.Addr().String(), out: &Outcome{Wire: t.Wire, Seed: t.Seed, Happened: make(map[Fault]int)}, views: make(map[int64][]int64)}
 	var all []*trialRank
 	defer func() {
 		for _, r := range all {
@@ -159,6 +165,7 @@ func (t *Trial) Run(ctx context.Context) (*Outcome, error) {
 		case <-time.After(e.After):
 		}
 		if e.Fault == Newcomer {
+			x.out.Happened[Newcomer]++
 			err = begin()
 		} else {
 			err = x.happen(e)
@@ -181,7 +188,7 @@ func (x *trial) start() (*trialRank, error) {
 	if err != nil {
 		return nil, err
 	}
-	how := role{Job: x.address, Name: x.names, Ranks: x.Ranks, Detail: x.Detail, Timeout: trialTimeout}
+	how := role{Job: x.address, Name: x.names, Ranks: x.Ranks, Detail: x.Detail, Timeout: trialTimeout, Soak: x.Soak}
 	switch x.Wire {
 	case Memory:
 		how.Wire = gloo.WireNative
@@ -230,7 +237,11 @@ func (x *trial) happen(e Event) error {
 	if e.Fault != Cancel && len(able) <= leastRanks || e.Fault == Stop && x.stopped != nil {
 		return nil
 	}
+	if x.Soak && e.Fault != Stop && e.Fault != Cancel {
+		able = slices.DeleteFunc(able, func(r *trialRank) bool { return r.name == 0 })
+	}
 	victim := able[e.Pick%len(able)]
+	x.out.Happened[e.Fault]++
 	switch e.Fault {
 	case Stop:
 		x.stopped = victim
@@ -307,6 +318,9 @@ func (x *trial) judge(r *trialRank) {
 			x.problem("process %d left %s", r.name, s.Left)
 		}
 		done = done || s.Done
+		if s.Use != nil && r.name == 0 {
+			x.out.Uses = append(x.out.Uses, *s.Use)
+		}
 	}
 	if slices.Contains(x.live, r) && !done {
 		x.problem("process %d has ended: %s", r.name, r.stderr)

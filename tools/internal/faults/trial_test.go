@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 var trials = flag.Int("faults.trials", 1, "`n` trials on each wire")
@@ -21,8 +23,7 @@ func TestTrials(t *testing.T) {
 			trial := RandomTrial(w, seed)
 			t.Run(trial.String(), func(t *testing.T) {
 				t.Parallel()
-				x, err := trial.Run(t.Context())
-				require.NoError(t, err)
+				x := must.Get(trial.Run(t.Context()))
 				require.Empty(t, x.Problems)
 				t.Logf("%d epochs", x.Epochs)
 			})

@@ -179,17 +179,14 @@ type Options struct {
 	// Device is the first device type that the backend serves in this group.
 	Device tensor.DeviceType
 
-	// Dialect is the generation of PyTorch whose ranks may be in the group.
-	Dialect store.Dialect
-
 	// Logger gets a line at level Warn when this rank has waited for 10 s for others, and
 	// more of them at growing intervals. Nil means slog.Default().
 	Logger *slog.Logger
 
 	// LastSeen says what is known of a rank that has not come to the group's meeting, by
-	// its rank in the group: "it has not joined the store". With waits, it waits for other
-	// ranks itself. It is for messages. Nil, and an empty text, mean that nothing is known.
-	LastSeen func(ctx context.Context, rank int) (what string, waits bool)
+	// its rank in the group: "it has not joined the store". It is for messages. Nil, and an empty
+	// text, mean that nothing is known.
+	LastSeen func(ctx context.Context, rank int) string
 
 	// Meeting, if not nil, finds out which rank keeps this group from being made. All ranks are of
 	// this library then.
@@ -205,6 +202,11 @@ type Options struct {
 
 	// Specific are the options of the backend's own type, or nil.
 	Specific SpecificOptions
+
+	// Parent is the default group's backend of the same name, if this group is made by all ranks of the default group, and
+	// Ranks are this group's ranks there. It is nil in the default group, and in groups that only their members make.
+	Parent Backend
+	Ranks  []int
 
 	// Failed, if not nil, is called when the group fails, before the first operation
 	// that fails by it ends, perhaps with locks held and perhaps more than once. It must

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -69,8 +70,7 @@ func TestParseDevices(t *testing.T) {
 		"nccl":              `"nccl": backend not registered (known: `,
 		"cuda:gloo":         "gloo cannot serve device type cuda",
 	} {
-		_, err := backend.ParseDevices(text)
-		require.ErrorContains(t, err, want, "%q", text)
+		require.ErrorContains(t, must.Err(backend.ParseDevices(text)), want, "%q", text)
 	}
 }
 
@@ -125,8 +125,7 @@ func TestReductions(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			require.Equal(t, tc.name, tc.op.String())
-			r, err := tc.op.Reduction(tensor.Float32, 2)
-			require.NoError(t, err)
+			r := must.Get(tc.op.Reduction(tensor.Float32, 2))
 			a, b := f32(6, -4), f32(3, 5)
 			if r.Before != nil {
 				r.Before(a)
@@ -147,17 +146,13 @@ func TestReductions(t *testing.T) {
 		{backend.PreMulSum(0.5), tensor.Int32}, {backend.Custom("nothing", nil), tensor.Float32},
 		{backend.CustomOf("f", func(a, b int8) int8 { return a }), tensor.Uint8},
 	} {
-		_, err := bad.op.Reduction(bad.d, 2)
-		require.Error(t, err, "%v of %v", bad.op, bad.d)
+		require.Error(t, must.Err(bad.op.Reduction(bad.d, 2)), "%v of %v", bad.op, bad.d)
 	}
 	for _, name := range []string{"sum", "avg", "product", "min", "max", "band", "bor", "bxor"} {
-		op, err := backend.ParseReduceOp(name)
-		require.NoError(t, err)
-		require.Equal(t, name, op.String())
+		require.Equal(t, name, must.Get(backend.ParseReduceOp(name)).String())
 	}
 	for _, name := range []string{"premul_sum", "custom", "mean", ""} {
-		_, err := backend.ParseReduceOp(name)
-		require.Error(t, err, "%q", name)
+		require.Error(t, must.Err(backend.ParseReduceOp(name)), "%q", name)
 	}
 }
 

@@ -1,6 +1,10 @@
-// Package backend lies between a process group and the engines that do its work. It has
-// the operations with their options, the operators of reductions, and the registries
-// where a group finds an engine.
+// Package backend is for authors of backends. It lies between a process group and the engines that do its work: the
+// operations with their options, the operators of reductions, and the registries where a group finds an engine.
+//
+// A program imports package pg instead, which has the operators and the options of calls. It meets these here:
+// [Explanation], which pg.ProcessGroup.Explain returns, with [Link], [Cluster] and [Choice]; the errors
+// [ArgumentError], [UnsupportedError] and [ErrExhausted]; [ParseReduceOp] and [CustomOf]'s wider form [Custom]; and
+// [Backend] itself, which pg.ProcessGroup.Backend returns, for several tensors of one rank.
 //
 // # Backends
 //

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/c10d-go/c10d/internal/bytesize"
 )
 
 // Explainer is a backend that can say how it does things, and why so.
@@ -94,7 +96,7 @@ func (e Explanation) String() string {
 	for _, c := range e.Choices {
 		size := "any size"
 		if c.UpTo >= 0 {
-			size = fmt.Sprintf("to %d bytes", c.UpTo)
+			size = "to " + bytesize.Name(c.UpTo) + " bytes"
 		}
 		fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", c.Op, size, c.Algorithm, c.Why)
 	}

@@ -6,18 +6,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
 // TestCheckMemory has the forms in place, and what a refusal names. The group has three ranks, this is rank 1.
 func TestCheckMemory(t *testing.T) {
-	whole, err := tensor.New(tensor.Int32, 60)
-	require.NoError(t, err)
+	whole := must.Get(tensor.New(tensor.Int32, 60))
 	view := func(shape, strides []int, offset int) *tensor.Tensor {
-		v, err := whole.AsStrided(shape, strides, offset)
-		require.NoError(t, err)
-		return v
+		return must.Get(whole.AsStrided(shape, strides, offset))
 	}
 	part := func(from, n int) *tensor.Tensor { return view([]int{n}, []int{1}, from) }
 	column := func(i int) *tensor.Tensor { return view([]int{3}, []int{10}, i) }
@@ -114,27 +112,4 @@ func TestCheckMemory(t *testing.T) {
 	}
 	large := long(30)
 	require.ErrorContains(t, backend.CheckMemory(work.AllReduceCoalesced, 0, append(large, part(17, 2)), nil), "tensor 8 and tensor 30 overlap in memory")
-}
-
-func BenchmarkCheckMemory(b *testing.B) {
-	whole, err := tensor.New(tensor.Float32, 8*1024)
-	require.NoError(b, err)
-	in, err := tensor.New(tensor.Float32, 1024)
-	require.NoError(b, err)
-	var parts []*tensor.Tensor
-	for i := range 8 {
-		part, err := whole.Slice(0, i*1024, (i+1)*1024)
-		require.NoError(b, err)
-		parts = append(parts, part)
-	}
-	for name, out := range map[string][]*tensor.Tensor{"tensor": {whole}, "list of 8": parts} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for range b.N {
-				if err := backend.CheckMemory(work.AllGather, 0, out, []*tensor.Tensor{in}); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
 }

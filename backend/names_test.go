@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -26,12 +27,9 @@ func TestNames(t *testing.T) {
 // TestCustomOf: an operator of two elements combines each element of dst with that of src.
 func TestCustomOf(t *testing.T) {
 	op := backend.CustomOf("minus", func(a, b int16) int16 { return a - b })
-	red, err := op.Reduction(tensor.Int16, 3)
-	require.NoError(t, err)
-	dst, err := tensor.Of([]int16{10, 20, 30}, 3)
-	require.NoError(t, err)
-	src, err := tensor.Of([]int16{1, 2, 3}, 3)
-	require.NoError(t, err)
+	red := must.Get(op.Reduction(tensor.Int16, 3))
+	dst := must.Get(tensor.Of([]int16{10, 20, 30}, 3))
+	src := must.Get(tensor.Of([]int16{1, 2, 3}, 3))
 	red.Combine(dst.Bytes(), src.Bytes())
 	red.Combine(nil, nil)
 	got, err := tensor.Data[int16](dst)

@@ -8,8 +8,11 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// ReduceKind is a kind of reduction. The numbers are c10d's.
-type ReduceKind = reduce.Kind
+// ReduceKind is a kind of reduction, such as that of Sum(): compare it with Sum().Kind(). The numbers are c10d's.
+type ReduceKind uint8
+
+// String returns c10d's name of the kind, in lower case.
+func (k ReduceKind) String() string { return reduce.Kind(k).String() }
 
 // ReduceOp is how elements are combined. The zero value is Sum(). The operators are functions, so
 // that no program can change them for the others.
@@ -20,7 +23,7 @@ type ReduceKind = reduce.Kind
 // nothing, as gloo does. A pair of operator and dtype without a meaning is
 // refused at the call.
 type ReduceOp struct {
-	kind   ReduceKind
+	kind   reduce.Kind
 	factor float64
 	custom *customOp
 }
@@ -107,7 +110,7 @@ func ParseReduceOp(name string) (ReduceOp, error) {
 }
 
 // Kind returns the kind of reduction.
-func (o ReduceOp) Kind() ReduceKind { return o.kind }
+func (o ReduceOp) Kind() ReduceKind { return ReduceKind(o.kind) }
 
 // Factor returns the factor of a PreMulSum, 0 for others.
 func (o ReduceOp) Factor() float64 { return o.factor }

@@ -6,13 +6,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
 // TestCustomWithoutAFunction: it would end the process, in the middle of an operation.
 func TestCustomWithoutAFunction(t *testing.T) {
 	for _, op := range []backend.ReduceOp{backend.Custom("f", nil), backend.CustomOf[float32]("f", nil)} {
-		_, err := op.Reduction(tensor.Float32, 2)
-		require.ErrorContains(t, err, `"f" has no function`)
+		require.ErrorContains(t, must.Err(op.Reduction(tensor.Float32, 2)), `"f" has no function`)
 	}
 }

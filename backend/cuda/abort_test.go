@@ -18,6 +18,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/tensor"
@@ -47,17 +49,11 @@ func TestAbortedInOrder(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, uint64(r)))
 			open := func() {}
 			if held {
-				var err error
-				if open, err = x.gate(x.stream[1]); err != nil {
-					return err
-				}
+				open = must.Get(x.gate(x.stream[1]))
 			}
 			defer open() // when the operation has ended without the stream
 			// The caller's copies into the tensors come behind the gate.
-			in, err := x.pairOf(rng, tensor.Int32, 1, laid(layout, 20, 3), true)
-			if err != nil {
-				return err
-			}
+			in := must.Get(x.pairOf(rng, tensor.Int32, 1, laid(layout, 20, 3), true))
 			all, err := x.pairOf(rng, tensor.Int32, 1, laid(layout, 60, 3), true)
 			if err != nil {
 				return err
@@ -80,16 +76,13 @@ func TestAbortedInOrder(t *testing.T) {
 			if again := v.Synchronize(x.stream[1]); !errors.Is(again, err) {
 				return fmt.Errorf("Wait returns %v, Synchronize %v", err, again)
 			}
-			if err := x.stream[1].Memset(in.mem.Ptr(), 7, in.mem.Len()); err != nil {
-				return err
-			}
+			must.Do(x.stream[1].Memset(in.mem.Ptr(), 7, in.mem.Len()))
 			return err
 		})
 		for r, err := range errs {
 			if r != dead {
 				require.ErrorIs(t, err, work.ErrPeerDied)
-				var e *work.Error
-				require.ErrorAs(t, err, &e)
+				e := must.As[*work.Error](t, err)
 				require.Equal(t, dead, e.Peer)
 			}
 		}
@@ -114,12 +107,7 @@ func TestLaterCalls(t *testing.T) {
 				const culprit = 1
 				w := newWorld(t, s)
 				w.each(func(x *rank, r int) error {
-					b, err := x.bucket(r)
-					if err != nil {
-						return err
-					}
-					_, err = x.run(b.t)
-					return err
+					return must.Err(x.run(must.Get(x.bucket(r)).t))
 				})
 				if how == "dies" {
 					w.fabric.Kill("g/cuda/0", culprit)
@@ -130,16 +118,11 @@ func TestLaterCalls(t *testing.T) {
 					if r == culprit && how == "dies" {
 						continue
 					}
-					b, err := x.bucket(r)
-					require.NoError(t, err)
-					all, err := x.bucket(r)
-					require.NoError(t, err)
-					out, err := tensor.OnDevice(tensor.Uint8, all.mem, 400)
-					require.NoError(t, err)
-					in, err := tensor.OnDevice(tensor.Uint8, b.mem, 400)
-					require.NoError(t, err)
-					part, err := in.AsStrided([]int{100}, []int{1}, 0)
-					require.NoError(t, err)
+					b := must.Get(x.bucket(r))
+					all := must.Get(x.bucket(r))
+					out := must.Get(tensor.OnDevice(tensor.Uint8, all.mem, 400))
+					in := must.Get(tensor.OnDevice(tensor.Uint8, b.mem, 400))
+					part := must.Get(in.AsStrided([]int{100}, []int{1}, 0))
 					whole, err := out.AsStrided([]int{300}, []int{1}, 0)
 					require.NoError(t, err)
 					for name, do := range map[string]func() (*work.Work, error){
@@ -168,8 +151,7 @@ func TestLaterCalls(t *testing.T) {
 							if err == nil {
 								err = v.Wait(x.ctx)
 							}
-							var e *work.Error
-							require.ErrorAs(t, err, &e, name)
+							e := must.As[*work.Error](t, err, name)
 							require.Equal(t, culprit, e.Peer, "%s on rank %d: %v", name, r, err)
 							require.Equal(t, r, e.Rank)
 						}
@@ -276,14 +258,11 @@ func (p released) run(t *testing.T) (good, bad int) {
 					want[i][j] = b[j]
 				}
 			}
-			var err error
-			vs[r][i], err = x.vector(tensor.Int32, device(r, i), b)
-			require.NoError(t, err)
+			vs[r][i] = must.Get(x.vector(tensor.Int32, device(r, i), b))
 		}
 	}
 	w.each(func(x *rank, r int) error {
-		_, err := x.warm(r)
-		return err
+		return must.Err(x.warm(r))
 	})
 	ctx, cancel := context.WithCancel(w.ctx)
 	defer cancel()
@@ -319,10 +298,7 @@ func (p released) run(t *testing.T) (good, bad int) {
 			if errs[r][i] = v.Wait(x.ctx); errs[r][i] != nil || kinds[i] == work.Barrier {
 				continue
 			}
-			got, err := x.bytes(vs[r][i], device(r, i))
-			if err != nil {
-				return err
-			}
+			got := must.Get(x.bytes(vs[r][i], device(r, i)))
 			if !bytes.Equal(got, want[i]) {
 				return fmt.Errorf("rank %d: operation %d has ended well with\n%x, want\n%x", r, i, got, want[i])
 			}
@@ -349,8 +325,7 @@ func (p released) run(t *testing.T) (good, bad int) {
 				continue
 			}
 			bad++
-			var e *work.Error
-			require.ErrorAs(t, err, &e)
+			e := must.As[*work.Error](t, err)
 			require.Equal(t, kinds[i], e.Op)
 			require.Equal(t, r, e.Rank)
 			require.LessOrEqual(t, e.Seq, uint64(1+i))
@@ -385,10 +360,7 @@ func (p released) run(t *testing.T) (good, bad int) {
 func TestReleasedStreams(t *testing.T) {
 	for size := 2; size <= 5; size++ {
 		t.Run(fmt.Sprintf("%d ranks, a call fails", size), func(t *testing.T) {
-			step := uint64(max(320 / *seeds, 1)) // each call with -seeds 320
-			if testing.Short() {
-				step = 20
-			}
+			step := testsize.Of[uint64](20, 40, 1)
 			good, bad := 0, 0
 			for k, hit := uint64(size), true; hit; k += step {
 				p := released{size: size, culprit: int(k) % size, elements: 40, seed: k, injected: errors.New("injected")}

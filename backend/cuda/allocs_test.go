@@ -12,6 +12,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -20,13 +21,10 @@ import (
 func reduceLoop(tb testing.TB, w *world, n int) func() {
 	ts := make([][]*tensor.Tensor, len(w.ranks))
 	for r, x := range w.ranks {
-		v, err := x.d.Device(r % x.d.Count())
-		require.NoError(tb, err)
-		m, err := v.Alloc(4 * n)
-		require.NoError(tb, err)
+		v := must.Get(x.d.Device(r % x.d.Count()))
+		m := must.Get(v.Alloc(4 * n))
 		x.close = append(x.close, m)
-		t, err := tensor.OnDevice(tensor.Float32, cuda.OnStream(m, x.stream[r%x.d.Count()]), n)
-		require.NoError(tb, err)
+		t := must.Get(tensor.OnDevice(tensor.Float32, cuda.OnStream(m, x.stream[r%x.d.Count()]), n))
 		ts[r] = []*tensor.Tensor{t}
 	}
 	start := make([]chan struct{}, len(w.ranks))
@@ -58,36 +56,6 @@ func reduceLoop(tb testing.TB, w *world, n int) func() {
 		}
 		done.Wait()
 	}
-}
-
-// callAllocs is how many objects an all-reduce takes, whatever its size: the Work, what
-// the call was, and three of the context's.
-const callAllocs = 16
-
-// TestExchangeAllocs counts what all-reduces through shared memory allocate, besides
-// the simulator: as much for one chunk as for many.
-func TestExchangeAllocs(t *testing.T) {
-	old := runtime.MemProfileRate
-	runtime.MemProfileRate = 1
-	defer func() { runtime.MemProfileRate = old }()
-	w := newWorld(t, setup{size: 2, sim: sim.Config{NoDelays: true, NoCheck: true}, options: cuda.Options{Chunk: 1024}})
-	const rounds = 50
-	for _, chunks := range []int{1, 40} {
-		run := reduceLoop(t, w, 256*chunks)
-		for range 10 {
-			run()
-		}
-		before := allocated()
-		for range rounds {
-			run()
-		}
-		each := float64(allocated()-before) / float64(rounds*len(w.ranks))
-		t.Logf("%d chunks: %.2f objects", chunks, each)
-		// A list may grow in between.
-		require.Less(t, each, callAllocs+0.5, "%d chunks", chunks)
-		require.Greater(t, each, 1.0, "the Work at least")
-	}
-	w.end()
 }
 
 // directAllocs is how many objects a direct all-reduce takes: what the Work is part of.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -31,8 +32,8 @@ func (a *apart) run(t *testing.T, what string) {
 		o := sharing{size: a.size, apart: a, room: 64 << 20, cycles: 100_000, fill: 32, Options: cuda.Options{Chunk: 1 << 18, Pinned: 1 << 30, Scratch: 1 << 30}}
 		operations, largest := 1000, 1<<18
 		if a.simulated {
-			o.room, o.fill, o.Options = 512<<10, 4, cuda.Options{Chunk: 2000}
-			operations, largest = 60, 1<<10
+			o.room, o.fill, o.Options = 16<<20, 4, cuda.Options{Chunk: 2000}
+			largest = 1 << 12
 		}
 		floods(t, a.d, o, 4, operations, largest)
 	case "3 GiB":
@@ -62,8 +63,7 @@ const operationsApart = "operations"
 func (a *apart) spread(t *testing.T, way string, n int) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	defer cancel()
-	x, err := newSpreader(ctx, a.d, a.rank, a.size, n, a.st, loopback(""), way)
-	require.NoError(t, err)
+	x := must.Get(newSpreader(ctx, a.d, a.rank, a.size, n, a.st, loopback(""), way))
 	require.NoError(t, x.run(a.rank == 0, 0, 0, 0, n, 17), "way %q, rank %d", way, a.rank)
 	require.NoError(t, x.b.Close())
 	require.NoError(t, x.close())
@@ -81,18 +81,15 @@ func TestApart(t *testing.T) {
 	if what == "" {
 		return
 	}
-	rank, err := strconv.Atoi(os.Getenv(envRank))
-	require.NoError(t, err)
-	size, err := strconv.Atoi(os.Getenv(envSize))
-	require.NoError(t, err)
+	rank := must.Get(strconv.Atoi(os.Getenv(envRank)))
+	size := must.Get(strconv.Atoi(os.Getenv(envSize)))
 	oneApart(t, what, rank, size, os.Getenv(envStore), os.Getenv(envSim))
 }
 
 func oneApart(t *testing.T, what string, rank, size int, path, dir string) {
 	d, _, err := openFor(dir, max(size, 2))
 	require.NoError(t, err)
-	st, err := store.NewFile(path, size)
-	require.NoError(t, err)
+	st := must.Get(store.NewFile(path, size))
 	a := &apart{rank: rank, size: size, st: st, d: d, simulated: dir != ""}
 	a.run(t, what)
 	require.NoError(t, d.Close())
@@ -102,8 +99,7 @@ func oneApart(t *testing.T, what string, rank, size int, path, dir string) {
 // runApart has ranks do something, the first one in this process and each other one in
 // one of its own. Without a folder for simulated devices they have GPUs.
 func runApart(t *testing.T, what string, size int, dir string) {
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
 	ctx, cancel := context.WithTimeout(t.Context(), 10*patience)
 	path := filepath.Join(t.TempDir(), "store")
 	said := make([]transcript, size)

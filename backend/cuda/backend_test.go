@@ -19,7 +19,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
-	"github.com/c10d-go/c10d/internal/allreduce"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -34,57 +34,25 @@ func TestChunksHaveTheBitsOfTheWhole(t *testing.T) {
 		results := make([][]byte, size)
 		w.each(func(x *rank, r int) error {
 			rng := rand.New(rand.NewPCG(9, uint64(r)))
-			h, err := x.d.AllocHost(4 * n)
-			if err != nil {
-				return err
-			}
+			h := must.Get(x.d.AllocHost(4 * n))
 			x.close = append(x.close, h)
-			all, err := tensor.FromBytes(tensor.Float32, h.Bytes()[:4*n], n)
-			if err != nil {
-				return err
-			}
-			v, err := tensor.Data[float32](all)
-			if err != nil {
-				return err
-			}
+			all := must.Get(tensor.FromBytes(tensor.Float32, h.Bytes()[:4*n], n))
+			v := must.Get(tensor.Data[float32](all))
 			driver.HostAccess(x.d, "filling", driver.Writes(h.Ptr(), 4*n))
 			for i := range v {
 				v[i] = float32(math.Ldexp(rng.NormFloat64(), rng.IntN(30)))
 			}
-			dev, err := x.d.Device(0)
-			if err != nil {
-				return err
-			}
-			m, err := dev.Alloc(4 * n)
-			if err != nil {
-				return err
-			}
+			dev := must.Get(x.d.Device(0))
+			m := must.Get(dev.Alloc(4 * n))
 			x.close = append(x.close, m)
-			if err := x.stream[0].Copy(m.Ptr(), h.Ptr(), 4*n); err != nil {
-				return err
-			}
-			d, err := tensor.OnDevice(tensor.Float32, m, n)
-			if err != nil {
-				return err
-			}
-			k, err := x.run(d)
-			if err != nil {
-				return err
-			}
-			if err := k.Synchronize(x.stream[0]); err != nil {
-				return err
-			}
-			if err := x.stream[0].Copy(h.Ptr(), m.Ptr(), 4*n); err != nil {
-				return err
-			}
-			e, err := x.stream[0].Record()
-			if err != nil {
-				return err
-			}
+			must.Do(x.stream[0].Copy(m.Ptr(), h.Ptr(), 4*n))
+			d := must.Get(tensor.OnDevice(tensor.Float32, m, n))
+			k := must.Get(x.run(d))
+			must.Do(k.Synchronize(x.stream[0]))
+			must.Do(x.stream[0].Copy(h.Ptr(), m.Ptr(), 4*n))
+			e := must.Get(x.stream[0].Record())
 			defer e.Release()
-			if err := e.Sync(x.ctx); err != nil {
-				return err
-			}
+			must.Do(e.Sync(x.ctx))
 			driver.HostAccess(x.d, "reading", driver.Reads(h.Ptr(), 4*n))
 			results[r] = bytes.Clone(h.Bytes()[:4*n])
 			return nil
@@ -110,24 +78,15 @@ func TestT09SteadyState(t *testing.T) {
 		w.each(func(x *rank, r int) error {
 			for range 12 {
 				for i := range x.stream {
-					b, err := x.kept(r, i)
-					if err != nil {
-						return err
-					}
-					if _, err := x.run(b); err != nil {
-						return err
-					}
+					b := must.Get(x.kept(r, i))
+					must.Get(x.run(b))
 					if r == 0 {
 						v, err := x.b.Send(x.ctx, b, 1, backend.P2POptions{})
-						if err := errors.Join(err, v.Wait(x.ctx)); err != nil {
-							return err
-						}
+						must.Do(errors.Join(err, v.Wait(x.ctx)))
 						continue
 					}
 					v, err := x.b.Recv(x.ctx, b, 0, backend.P2POptions{})
-					if err := errors.Join(err, v.Wait(x.ctx)); err != nil {
-						return err
-					}
+					must.Do(errors.Join(err, v.Wait(x.ctx)))
 				}
 			}
 			return nil
@@ -148,24 +107,14 @@ func TestT09SteadyState(t *testing.T) {
 }
 
 // kept returns one tensor for each device, made on the first call.
-func (x *rank) kept(r, device int) (*tensor.Tensor, error) {
+func (x *rank) kept(r, device int) (_ *tensor.Tensor, err error) {
+	defer must.Catch(&err)
 	for len(x.tensors) <= device {
-		v, err := x.d.Device(len(x.tensors))
-		if err != nil {
-			return nil, err
-		}
-		m, err := v.Alloc(4000)
-		if err != nil {
-			return nil, err
-		}
+		v := must.Get(x.d.Device(len(x.tensors)))
+		m := must.Get(v.Alloc(4000))
 		x.close = append(x.close, m)
-		if err := x.stream[len(x.tensors)].Memset(m.Ptr(), 0, 4000); err != nil {
-			return nil, err
-		}
-		d, err := tensor.OnDevice(tensor.Float32, cuda.OnStream(m, x.stream[len(x.tensors)]), 1000)
-		if err != nil {
-			return nil, err
-		}
+		must.Do(x.stream[len(x.tensors)].Memset(m.Ptr(), 0, 4000))
+		d := must.Get(tensor.OnDevice(tensor.Float32, cuda.OnStream(m, x.stream[len(x.tensors)]), 1000))
 		x.tensors = append(x.tensors, d)
 	}
 	return x.tensors[device], nil
@@ -184,33 +133,17 @@ func TestMessages(t *testing.T) {
 				works = append(works, v)
 				return err
 			}
-			v, err := x.d.Device(0)
-			if err != nil {
-				return err
-			}
+			v := must.Get(x.d.Device(0))
 			ctx := cuda.WithStreams(x.ctx, x.stream[0])
 			parts := make([]*tensor.Tensor, messages)
-			m, err := v.Alloc(16 * messages)
-			if err != nil {
-				return err
-			}
+			m := must.Get(v.Alloc(16 * messages))
 			x.close = append(x.close, m)
-			whole, err := tensor.OnDevice(tensor.Uint8, m, messages, 16)
-			if err != nil {
-				return err
-			}
+			whole := must.Get(tensor.OnDevice(tensor.Uint8, m, messages, 16))
 			for i := range parts {
-				if parts[i], err = whole.Select(0, i); err != nil {
-					return err
-				}
-				if err := x.stream[0].Memset(m.Ptr()+driver.Ptr(16*i), byte(100*r+i), 16); err != nil {
-					return err
-				}
+				parts[i] = must.Get(whole.Select(0, i))
+				must.Do(x.stream[0].Memset(m.Ptr()+driver.Ptr(16*i), byte(100*r+i), 16))
 			}
-			bucket, err := x.kept(r, 0)
-			if err != nil {
-				return err
-			}
+			bucket := must.Get(x.kept(r, 0))
 			reduce := func() error {
 				return issue(x.b.AllReduce(ctx, []*tensor.Tensor{bucket}, backend.AllReduceOptions{}))
 			}
@@ -241,13 +174,9 @@ func TestMessages(t *testing.T) {
 				steps = []func() error{reduce, func() error { return works[0].Wait(x.ctx) }, send}
 			}
 			for _, f := range steps {
-				if err := f(); err != nil {
-					return err
-				}
+				must.Do(f())
 			}
-			if err := work.WaitAll(x.ctx, works...); err != nil {
-				return err
-			}
+			must.Do(work.WaitAll(x.ctx, works...))
 			if r == 0 {
 				return nil
 			}
@@ -256,22 +185,12 @@ func TestMessages(t *testing.T) {
 					return fmt.Errorf("from rank %d: %w", from, err)
 				}
 			}
-			h, err := x.d.AllocHost(16 * messages)
-			if err != nil {
-				return err
-			}
+			h := must.Get(x.d.AllocHost(16 * messages))
 			x.close = append(x.close, h)
-			if err := x.stream[0].Copy(h.Ptr(), m.Ptr(), 16*messages); err != nil {
-				return err
-			}
-			e, err := x.stream[0].Record()
-			if err != nil {
-				return err
-			}
+			must.Do(x.stream[0].Copy(h.Ptr(), m.Ptr(), 16*messages))
+			e := must.Get(x.stream[0].Record())
 			defer e.Release()
-			if err := e.Sync(x.ctx); err != nil {
-				return err
-			}
+			must.Do(e.Sync(x.ctx))
 			driver.HostAccess(x.d, "reading", driver.Reads(h.Ptr(), 16*messages))
 			for i := range messages {
 				if h.Bytes()[16*i] != byte(i) {
@@ -288,25 +207,12 @@ func TestMessages(t *testing.T) {
 func TestBarriers(t *testing.T) {
 	w := newWorld(t, setup{size: 3, sim: sim.Config{Devices: 1}})
 	w.each(func(x *rank, r int) error {
-		b, err := x.bucket(r)
-		if err != nil {
-			return err
-		}
-		if err := x.fill(r, b); err != nil {
-			return err
-		}
-		v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{})
-		if err != nil {
-			return err
-		}
-		k, err := x.b.Barrier(x.ctx, backend.BarrierOptions{})
-		if err != nil {
-			return err
-		}
+		b := must.Get(x.bucket(r))
+		must.Do(x.fill(r, b))
+		v := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{}))
+		k := must.Get(x.b.Barrier(x.ctx, backend.BarrierOptions{}))
 		// A barrier has no tensors; a stream after it is one after its end.
-		if err := k.Synchronize(x.caller(r)); err != nil {
-			return err
-		}
+		must.Do(k.Synchronize(x.caller(r)))
 		if !v.IsCompleted() {
 			return errors.New("the barrier ended before an earlier operation")
 		}
@@ -325,57 +231,36 @@ func TestBarriers(t *testing.T) {
 	w.drop(t)
 }
 
-// other is an all-reduce work of somebody else.
-type other struct{ c *allreduce.Call }
-
+// other is what the all-reduce work of that name, somebody else's, has done.
 var (
 	otherCalls  int
 	errUnusable = errors.New("the test has not begun")
 )
 
-func (o other) Run(ctx context.Context) error {
-	otherCalls++
-	mine := []byte{byte(o.c.Collectives.Rank()), 1}
-	all := make([]byte, 2*o.c.Collectives.Size())
-	if err := o.c.Collectives.AllGatherBytes(ctx, all, mine); err != nil {
-		return err
-	}
-	counts := make([]int64, o.c.Collectives.Size())
-	for i := range counts {
-		counts[i] = 2
-	}
-	again := make([]byte, len(all))
-	if err := o.c.Collectives.AllGatherVBytes(ctx, again, mine, counts); err != nil {
-		return err
-	}
-	red, err := o.c.Op.Reduction(tensor.Uint8, o.c.Collectives.Size())
-	if err != nil {
-		return err
-	}
-	if err := o.c.Collectives.AllReduceBytes(ctx, mine, tensor.Uint8, red); err != nil {
-		return err
-	}
-	if !bytes.Equal(all, again) || int(mine[1]) != o.c.Collectives.Size() {
-		return fmt.Errorf("%v %v %v", all, again, mine)
-	}
-	return nil
-}
-
-func (o other) Synchronize(work.Stream) error { return errors.New("other's own") }
-
-// registerOther makes the work known; a registry has no way to take it back.
-var registerOther = sync.OnceValue(func() error {
-	return allreduce.Register(allreduce.Work{
-		Name: "other", Device: tensor.CUDA, Layout: tensor.Strided, Priority: 5,
-		Can: func(*allreduce.Call) error { return errUnusable },
-		New: func(c *allreduce.Call) (allreduce.Runner, error) { return other{c}, nil },
+// registerOther makes the work known; a table has no way to take it back.
+var registerOther = sync.OnceFunc(func() {
+	cuda.RegisterTestWork("other", 5, cuda.TestWork{
+		Usable: func() error { return errUnusable },
+		Run: func(ctx context.Context, cpu backend.Backend) error {
+			otherCalls++
+			mine := must.Get(tensor.Of([]byte{byte(cpu.Rank()), 1}, 2))
+			all := must.Get(tensor.New(tensor.Uint8, 2*cpu.Size()))
+			if err := must.Get(cpu.AllGatherIntoTensor(ctx, all, mine, backend.AllGatherOptions{})).Wait(ctx); err != nil {
+				return err
+			}
+			if !bytes.Equal(all.Bytes(), []byte{0, 1}) {
+				return fmt.Errorf("%v", all.Bytes())
+			}
+			return nil
+		},
+		Order: func(work.Stream) error { return errors.New("other's own") },
 	})
 })
 
 // TestF19Choice takes the best work that is usable, the one that is asked for, and
 // says so (F-19).
 func TestF19Choice(t *testing.T) {
-	require.NoError(t, registerOther())
+	registerOther()
 	otherCalls = 0
 	defer func() { errUnusable = errors.New("the test has ended") }()
 	choice := func(w *world) backend.Choice {
@@ -392,11 +277,9 @@ func TestF19Choice(t *testing.T) {
 	c := choice(w)
 	require.Equal(t, cuda.HostWork, c.Algorithm)
 	require.Contains(t, c.Why, "not other: no peers")
-	b, err := w.ranks[0].bucket(0)
-	require.NoError(t, err)
+	b := must.Get(w.ranks[0].bucket(0))
 	require.NoError(t, w.ranks[0].fill(0, b))
-	_, err = w.ranks[0].run(b.t)
-	require.NoError(t, err)
+	must.Get(w.ranks[0].run(b.t))
 	require.Zero(t, otherCalls)
 
 	errUnusable = nil
@@ -413,11 +296,9 @@ func TestF19Choice(t *testing.T) {
 	c = choice(w)
 	require.Equal(t, cuda.HostWork, c.Algorithm)
 	require.Contains(t, c.Why, "asks for it")
-	b, err = w.ranks[0].bucket(0)
-	require.NoError(t, err)
+	b = must.Get(w.ranks[0].bucket(0))
 	require.NoError(t, w.ranks[0].fill(0, b))
-	_, err = w.ranks[0].run(b.t)
-	require.NoError(t, err)
+	must.Get(w.ranks[0].run(b.t))
 	require.Equal(t, 1, otherCalls)
 	w.end()
 
@@ -425,10 +306,8 @@ func TestF19Choice(t *testing.T) {
 	errUnusable = errors.New("no peers")
 	w = newWorld(t, forced)
 	require.Equal(t, "none", choice(w).Algorithm)
-	b, err = w.ranks[0].bucket(0)
-	require.NoError(t, err)
-	_, err = w.ranks[0].run(b.t)
-	require.ErrorContains(t, err, "no peers")
+	b = must.Get(w.ranks[0].bucket(0))
+	require.ErrorContains(t, must.Err(w.ranks[0].run(b.t)), "no peers")
 	w.end()
 }
 
@@ -472,11 +351,8 @@ func TestNoDevice(t *testing.T) {
 		t.Skip("this machine has GPUs")
 	}
 	require.ErrorIs(t, missing, driver.ErrNoDevice)
-	b, err := cuda.New(t.Context(), backend.Options{Size: 1, Timeout: patience})
-	require.NoError(t, err)
-	v, err := b.Barrier(t.Context(), backend.BarrierOptions{})
-	require.NoError(t, err)
-	require.NoError(t, v.Wait(t.Context()))
+	b := must.Get(cuda.New(t.Context(), backend.Options{Size: 1, Timeout: patience}))
+	require.NoError(t, must.Get(b.Barrier(t.Context(), backend.BarrierOptions{})).Wait(t.Context()))
 	far, err := tensor.OnDevice(tensor.Float32, elsewhere{0}, 4)
 	require.NoError(t, err)
 	_, err = b.AllReduce(t.Context(), []*tensor.Tensor{far}, backend.AllReduceOptions{})

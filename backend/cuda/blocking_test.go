@@ -3,7 +3,6 @@ package cuda_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -17,11 +16,11 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
-
-var blockingRuns = flag.Int("blocking-runs", 2, "how many groups of each kind the tests of calls of the driver that block make")
 
 // blockingWays are groups whose operations have a host's part, on a driver whose launches block as with
 // CUDA_LAUNCH_BLOCKING=1.
@@ -35,7 +34,6 @@ var blockingWays = []struct {
 	{name: "through the host", setup: hostOnly, layout: laid(3, 400)},
 	{name: "through the host in parts", setup: hostOnly, layout: laid(3, 2000), more: func(sim.Call) bool { return true }},
 	{name: "memory that ranks share", setup: hostOnly, layout: flat(5000), more: func(sim.Call) bool { return true }},
-	{name: "a kernel that waits", setup: hostOnly, layout: flat(10)},
 	{name: "clusters in chunks", setup: func() setup {
 		s := clustered(2, 2)
 		s.options.Chunk = 400
@@ -62,20 +60,15 @@ func blocking(i int) (setup, shape) {
 func TestBlockingLaunches(t *testing.T) {
 	for i, way := range blockingWays {
 		t.Run(way.name, func(t *testing.T) {
-			for run := range *blockingRuns {
+			for run := range testsize.Of(1, 2, 10) {
 				s, layout := blocking(i)
 				s.sim.Seed = uint64(run)
 				w := newWorld(t, s)
 				rng := func(r int) *rand.Rand { return random(t, uint64(run*10+r)) }
 				w.each(func(x *rank, r int) error {
 					for range 2 {
-						p, err := x.pairOf(rng(r), tensor.Float32, r, layout, true)
-						if err != nil {
-							return err
-						}
-						if err := x.allReduced(p); err != nil {
-							return err
-						}
+						p := must.Get(x.pairOf(rng(r), tensor.Float32, r, layout, true))
+						must.Do(x.allReduced(p))
 					}
 					return nil
 				})
@@ -114,19 +107,25 @@ func TestBlockingEnds(t *testing.T) {
 	for i, way := range blockingWays {
 		for _, by := range []string{"timeout", "Abort", "Close"} {
 			t.Run(way.name+" "+by, func(t *testing.T) {
-				for range *blockingRuns {
+				for range testsize.Of(1, 1, 10) {
 					s, layout := blocking(i)
 					s.timeout = patience
 					if by == "timeout" {
 						s.timeout = timeout
 					}
+					var called atomic.Bool
+					blocked, once, blocks := make(chan struct{}), sync.Once{}, s.sim.Blocking
+					s.sim.Blocking = func(c sim.Call) bool {
+						b := blocks(c)
+						if b && called.Load() && !strings.Contains(c.Stream, "caller") {
+							once.Do(func() { close(blocked) })
+						}
+						return b
+					}
 					w := newWorld(t, s)
 					last := s.size - 1
 					w.each(func(x *rank, r int) error {
-						p, err := x.pairOf(random(t, uint64(r)), tensor.Float32, r, layout, true)
-						if err != nil {
-							return err
-						}
+						p := must.Get(x.pairOf(random(t, uint64(r)), tensor.Float32, r, layout, true))
 						if r == last {
 							e, err := x.stream[r].Record()
 							if err == nil {
@@ -136,8 +135,12 @@ func TestBlockingEnds(t *testing.T) {
 							return err
 						}
 						if by != "timeout" {
+							called.Store(true)
 							go func() {
-								time.Sleep(50 * time.Millisecond)
+								select {
+								case <-blocked:
+								case <-x.ctx.Done():
+								}
 								if by == "Abort" {
 									x.b.Abort(work.ErrAborted)
 								} else {
@@ -285,7 +288,7 @@ func TestCloseDuringACall(t *testing.T) {
 				returned <- err
 			}()
 			<-held
-			soon(t, "Close", func() { require.ErrorContains(t, x.b.Close(), "a call has not returned from the driver") })
+			must.End(t, "Close", func() { require.ErrorContains(t, x.b.Close(), "a call has not returned from the driver") })
 			close(release)
 			require.Error(t, <-returned)
 			require.NoError(t, w.ranks[0].b.Close())

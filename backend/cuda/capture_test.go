@@ -17,6 +17,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -134,7 +136,8 @@ type graphOf struct {
 	all  *tensor.Tensor
 }
 
-func newGraph(x *rank, r int, ops []graphOp) (*graphOf, error) {
+func newGraph(x *rank, r int, ops []graphOp) (_ *graphOf, err error) {
+	defer must.Catch(&err)
 	g, n := &graphOf{x: x, r: r, ops: ops}, 0
 	for _, o := range ops {
 		g.at = append(g.at, n)
@@ -146,12 +149,8 @@ func newGraph(x *rank, r int, ops []graphOp) (*graphOf, error) {
 	if err != nil {
 		return nil, err
 	}
-	if g.mem, err = v.Alloc(4 * n); err != nil {
-		return nil, err
-	}
-	if g.host, err = x.d.AllocHost(4 * n); err != nil {
-		return nil, err
-	}
+	g.mem = must.Get(v.Alloc(4 * n))
+	g.host = must.Get(x.d.AllocHost(4 * n))
 	x.close = append(x.close, g.mem, g.host)
 	g.all, err = tensor.OnDevice(tensor.Int32, g.mem, n)
 	return g, err
@@ -243,19 +242,13 @@ func (g *graphOf) fill(round int) error {
 }
 
 // check compares the outputs of a round.
-func (g *graphOf) check(round int) error {
+func (g *graphOf) check(round int) (err error) {
+	defer must.Catch(&err)
 	s := g.x.stream[g.r]
-	if err := s.Copy(g.host.Ptr(), g.mem.Ptr(), g.host.Len()); err != nil {
-		return err
-	}
-	e, err := s.Record()
-	if err != nil {
-		return err
-	}
+	must.Do(s.Copy(g.host.Ptr(), g.mem.Ptr(), g.host.Len()))
+	e := must.Get(s.Record())
 	defer e.Release()
-	if err := e.Sync(g.x.ctx); err != nil {
-		return err
-	}
+	must.Do(e.Sync(g.x.ctx))
 	driver.HostAccess(g.x.d, "comparing", driver.Reads(g.host.Ptr(), g.host.Len()))
 	size := len(g.x.w.ranks)
 	for k, o := range g.ops {
@@ -276,10 +269,7 @@ func (g *graphOf) check(round int) error {
 // TestCapture replays a graph of 20 operations of all kinds, with eager calls between. All calls are part of
 // one stream. A call in the capture has ended when it returns.
 func TestCapture(t *testing.T) {
-	rounds := 60
-	if testing.Short() {
-		rounds = 20
-	}
+	rounds := testsize.Of(20, 20, 60)
 	eachSeed(t, 2, func(t *testing.T, seed uint64, s sim.Semantics) {
 		rng := random(t, seed)
 		o := directly([]int{2, 4}[seed/2%2])
@@ -325,59 +315,37 @@ func replays(w *world, rng *rand.Rand, rounds, most int) {
 		eager[i] = rng.IntN(3*len(ops)) - 2*len(ops)
 	}
 	w.each(func(x *rank, r int) error {
-		if err := x.meetDirectly(r); err != nil {
-			return err
-		}
-		g, err := newGraph(x, r, ops)
-		if err != nil {
-			return err
-		}
+		must.Do(x.meetDirectly(r))
+		g := must.Get(newGraph(x, r, ops))
 		ctx := cuda.InStream(x.ctx, x.stream[r])
 		// What it uses of scratch memory is there before the capture.
-		if err := g.fill(0); err != nil {
-			return err
-		}
+		must.Do(g.fill(0))
 		for k := range ops {
 			if v, err := g.call(ctx, k); err != nil {
 				return err
 			} else if v != nil {
-				if err := v.Wait(x.ctx); err != nil {
-					return err
-				}
+				must.Do(v.Wait(x.ctx))
 			}
 		}
-		if err := g.check(0); err != nil {
-			return err
-		}
-		graph, err := driver.Capture(x.stream[r], func() error {
+		must.Do(g.check(0))
+		graph := must.Get(driver.Capture(x.stream[r], func() (err error) {
+			defer must.Catch(&err)
 			for k := range ops {
-				v, err := g.call(ctx, k)
-				if err != nil {
-					return err
-				}
+				v := must.Get(g.call(ctx, k))
 				if v != nil && !v.IsSuccess() {
 					return fmt.Errorf("%+v has not ended: %w", ops[k], v.Err())
 				}
 			}
 			return nil
-		})
-		if err != nil {
-			return err
-		}
+		}))
 		defer graph.Close()
 		for round, k := range eager {
-			if err := g.fill(round); err != nil {
-				return err
-			}
+			must.Do(g.fill(round))
 			if k >= 0 && ops[k].kind != graphAllReduce && ops[k].kind != graphCoalesced && ops[k].kind != graphReduce {
 				// The same call, whose output the graph overwrites.
-				if _, err := g.call(ctx, k); err != nil {
-					return err
-				}
+				must.Get(g.call(ctx, k))
 			}
-			if err := errors.Join(graph.Launch(x.stream[r]), g.check(round)); err != nil {
-				return err
-			}
+			must.Do(errors.Join(graph.Launch(x.stream[r]), g.check(round)))
 		}
 		return nil
 	})
@@ -392,12 +360,8 @@ func TestReplayHost(t *testing.T) {
 	ops := []graphOp{{id: 1, kind: graphAllReduce, n: 9}, {id: 2, kind: graphMessage, n: 30}, {id: 3, kind: graphCoalesced, n: 20}, {id: 4, kind: graphBarrier}}
 	graphs, all := make([]driver.Graph, 2), make([]*graphOf, 2)
 	w.each(func(x *rank, r int) (err error) {
-		if err := x.meetDirectly(r); err != nil {
-			return err
-		}
-		if all[r], err = newGraph(x, r, ops); err != nil {
-			return err
-		}
+		must.Do(x.meetDirectly(r))
+		all[r] = must.Get(newGraph(x, r, ops))
 		ctx := cuda.InStream(x.ctx, x.stream[r])
 		graphs[r], err = driver.Capture(x.stream[r], func() (err error) {
 			for k := range ops {
@@ -429,28 +393,16 @@ func TestCaptureRefusals(t *testing.T) {
 	o.timeout = patience
 	w := newWorld(t, o)
 	w.each(func(x *rank, r int) error {
-		y, err := x.vector(tensor.Float32, r, make([]byte, 8))
-		if err != nil {
-			return err
-		}
-		far, err := x.vector(tensor.Float32, 1-r, make([]byte, 8))
-		if err != nil {
-			return err
-		}
-		odd, err := x.vector(tensor.Bool, r, make([]byte, 8))
-		if err != nil {
-			return err
-		}
-		host, err := tensor.New(tensor.Float32, 2)
-		if err != nil {
-			return err
-		}
+		var err error
+		y := must.Get(x.vector(tensor.Float32, r, make([]byte, 8)))
+		far := must.Get(x.vector(tensor.Float32, 1-r, make([]byte, 8)))
+		odd := must.Get(x.vector(tensor.Bool, r, make([]byte, 8)))
+		host := must.Get(tensor.New(tensor.Float32, 2))
 		s := x.stream[r]
 		ctx := cuda.InStream(x.ctx, s)
 		refused := func(what, why string, f func() (*work.Work, error)) error {
 			_, err := driver.Capture(s, func() error {
-				_, err := f()
-				return err
+				return must.Err(f())
 			})
 			if !errors.Is(err, driver.ErrCapture) {
 				return fmt.Errorf("%s in a capture: %w, want %w", what, err, driver.ErrCapture)
@@ -462,12 +414,8 @@ func TestCaptureRefusals(t *testing.T) {
 				return x.b.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{})
 			}
 		}
-		if err := refused("a call that connects", "through the host", sum(y.t)); err != nil {
-			return err
-		}
-		if err := x.meetDirectly(r); err != nil {
-			return err
-		}
+		must.Do(refused("a call that connects", "through the host", sum(y.t)))
+		must.Do(x.meetDirectly(r))
 		for _, c := range []struct {
 			what, why string
 			f         func() (*work.Work, error)
@@ -482,9 +430,7 @@ func TestCaptureRefusals(t *testing.T) {
 				return x.b.RecvAnySource(ctx, y.t, backend.P2POptions{})
 			}},
 		} {
-			if err := refused(c.what, c.why, c.f); err != nil {
-				return err
-			}
+			must.Do(refused(c.what, c.why, c.f))
 		}
 		err = x.meetDirectly(r)
 		for _, s := range x.stream { // the tensors have been filled
@@ -521,20 +467,12 @@ func TestReplayLost(t *testing.T) {
 			w := newWorld(t, s)
 			launched := make(chan struct{})
 			w.each(func(x *rank, r int) error {
-				if err := x.meetDirectly(r); err != nil {
-					return err
-				}
-				g, err := newGraph(x, r, []graphOp{{kind: graphAllReduce, n: 5}})
-				if err != nil {
-					return err
-				}
-				graph, err := driver.Capture(x.stream[r], func() error {
-					_, err := g.call(cuda.InStream(x.ctx, x.stream[r]), 0)
-					return err
-				})
-				if err != nil {
-					return err
-				}
+				var err error
+				must.Do(x.meetDirectly(r))
+				g := must.Get(newGraph(x, r, []graphOp{{kind: graphAllReduce, n: 5}}))
+				graph := must.Get(driver.Capture(x.stream[r], func() error {
+					return must.Err(g.call(cuda.InStream(x.ctx, x.stream[r]), 0))
+				}))
 				defer graph.Close()
 				if r == 1 {
 					<-launched
@@ -545,14 +483,9 @@ func TestReplayLost(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				e, err := x.stream[r].Record()
-				if err != nil {
-					return err
-				}
+				e := must.Get(x.stream[r].Record())
 				defer e.Release()
-				if err := e.Sync(x.ctx); err != nil {
-					return err
-				}
+				must.Do(e.Sync(x.ctx))
 				if name == "close" {
 					return x.b.Close() // rank 1 waits for that
 				}

@@ -1,17 +1,13 @@
 package cuda
 
 import (
-	"context"
 	"fmt"
 	"os"
 
-	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/ways"
-	"github.com/c10d-go/c10d/tensor"
-	"github.com/c10d-go/c10d/work"
 )
 
 // tableVariable is the environment variable for Options.Table.
@@ -47,27 +43,6 @@ func (o *Options) allowed(op plan.Op, name string) bool {
 	return true
 }
 
-// planned returns an operation by its name in tables.
-func planned(op work.OpType) plan.Op {
-	switch op {
-	case work.AllGather, work.AllGatherIntoTensor, work.AllGatherCoalesced:
-		return plan.OpAllGather
-	case work.ReduceScatter, work.ReduceScatterTensor, work.ReduceScatterTensorCoalesced:
-		return plan.OpReduceScatter
-	case work.Broadcast:
-		return plan.OpBroadcast
-	case work.Reduce:
-		return plan.OpReduce
-	case work.Gather:
-		return plan.OpGather
-	case work.Scatter:
-		return plan.OpScatter
-	case work.AllToAll, work.AllToAllSingle:
-		return plan.OpAllToAll
-	}
-	return plan.OpAllReduce
-}
-
 // setWays computes the ways of the group's operations over each link that it may turn out to have.
 func (b *Backend) setWays(t *choice.Table) {
 	over := func(l ways.Link) *ways.Ways {
@@ -77,17 +52,19 @@ func (b *Backend) setWays(t *choice.Table) {
 	if !b.g.OneHost() {
 		b.apart = over(ways.Hosts)
 	}
-	if b.clusters != nil {
-		inside := ways.New(t, ways.Group{
-			Link: ways.Peers, Ranks: b.clusters.Ranks(),
-			Allowed: func(_ plan.Op, name string) bool { return name != ways.Ring && ways.Way{Name: name}.Kernels() },
-		})
-		b.clusters.Form = func(op plan.Op, bytes int) direct.Form { return form(inside.Of(op, bytes).Way) }
-	}
 	b.direct.Share = b.peers.Has(plan.OpAllReduce, ways.HostShared)
 	for _, op := range []plan.Op{plan.OpAllReduce, plan.OpReduceScatter, plan.OpAllGather} {
 		b.direct.Ring = b.direct.Ring || b.peers.Has(op, ways.Ring)
 	}
+}
+
+// formInside returns how the kernels of a cluster of so many ranks do operations.
+func formInside(t *choice.Table, ranks int) func(op plan.Op, bytes int) direct.Form {
+	inside := ways.New(t, ways.Group{
+		Link: ways.Peers, Ranks: ranks,
+		Allowed: func(_ plan.Op, name string) bool { return name != ways.Ring && ways.Way{Name: name}.Kernels() },
+	})
+	return func(op plan.Op, bytes int) direct.Form { return form(inside.Of(op, bytes).Way) }
 }
 
 // link returns what is between the devices, as far as the ranks know yet.
@@ -121,17 +98,6 @@ func (b *Backend) far() *ways.Ways {
 	return b.apart
 }
 
-// choose returns the way of a call. All ways of all operations are chosen here; an all-reduce may be
-// of a registered work besides, and calls of several clusters ask between. Bytes are those of [ways.Ways.Of]. Cannot is why no kernel can do the
-// call, nil if one can. The first call that kernels can do connects the ranks. What every rank has
-// decides: the table, the link and the call. It allocates nothing.
-func (b *Backend) choose(ctx context.Context, op work.OpType, t *tensor.Tensor, bytes int, cannot error, print board.Call) *ways.Range {
-	if cannot == nil && b.direct.Can() == nil && b.direct.Ready(ctx, op, b.deviceOf(t), print) == nil {
-		return b.near().Of(planned(op), bytes)
-	}
-	return b.far().Of(planned(op), bytes)
-}
-
 // form returns how kernels do an operation.
 func form(w ways.Way) direct.Form {
 	return direct.Form{TwoShot: w.Name == ways.TwoShot, Ring: w.Name == ways.Ring, Blocks: w.Blocks}
@@ -144,6 +110,3 @@ func (b *Backend) formOf(op plan.Op, bytes int) direct.Form {
 	}
 	return direct.Form{TwoShot: int64(bytes) > ways.OneShotUpTo(b.g.Size), Ring: b.direct.Mesh() != nil}
 }
-
-// bytesOf returns the bytes of all tensors.
-func bytesOf(ts []*tensor.Tensor) int { return total(ts) * ts[0].DType().Size() }

@@ -14,6 +14,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -84,13 +85,8 @@ reduce_scatter  host   2  1  1000  host         1
 			return false
 		})
 		w.each(func(x *rank, r int) error {
-			v, err := x.b.AllReduce(cuda.InStream(x.ctx, x.stream[r]), []*tensor.Tensor{ts[r].t}, backend.AllReduceOptions{})
-			if err == nil {
-				err = v.Wait(x.ctx)
-			}
-			if err != nil {
-				return err
-			}
+			ctx := cuda.InStream(x.ctx, x.stream[r])
+			must.Do(x.wait(x.b.AllReduce(ctx, []*tensor.Tensor{ts[r].t}, backend.AllReduceOptions{})))
 			got, err := x.bytes(ts[r], r)
 			return errors.Join(err, same(got, slicesOf(3, c.bytes/4)))
 		})
@@ -120,8 +116,7 @@ func TestTablesDiffer(t *testing.T) {
 		st := store.NewHash()
 		defer st.Close()
 		return runEach(w, func(_ *rank, r int, _ chan struct{}) error {
-			d, err := m.Process(fmt.Sprint(r))
-			require.NoError(t, err)
+			d := must.Get(m.Process(fmt.Sprint(r)))
 			own := cuda.Options{Driver: d, Table: tables[r], DTypes: dtypes[r]}
 			b, err := reg.New(t.Context(), backend.Options{Store: st, Rank: r, Size: 2, Timeout: patience, Specific: own})
 			if err == nil {
@@ -153,22 +148,4 @@ func TestTablesDiffer(t *testing.T) {
 		require.ErrorContains(t, err, `no way "mesh" of all_reduce on CUDA devices`)
 	}
 	require.NoError(t, m.Close())
-}
-
-// TestChoiceAllocs: choosing the way of a call allocates nothing.
-func TestChoiceAllocs(t *testing.T) {
-	s := directly(2)
-	s.sim.NoDelays, s.sim.NoCheck = true, true
-	w := newWorld(t, s)
-	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
-	x := w.ranks[0]
-	y, err := x.vector(tensor.Float32, 0, make([]byte, 1<<10))
-	require.NoError(t, err)
-	ts := []*tensor.Tensor{y.t}
-	chosen := x.b.Chooses(x.ctx, ts)
-	require.Equal(t, []string{cuda.DirectWork, "one-shot", "one-shot", "direct", "direct"}, chosen())
-	require.Zero(t, testing.AllocsPerRun(1000, func() { chosen() }))
-	_, err = x.bytes(y, 0) // its memory is no longer used
-	require.NoError(t, err)
-	w.end()
 }

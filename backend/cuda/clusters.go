@@ -10,13 +10,17 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/backend/cuda/internal/board"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/clusterway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/internal/cluster"
+	"github.com/c10d-go/c10d/internal/netstage"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -26,7 +30,8 @@ import (
 // ClustersWork is the name of the work of groups whose ranks form several clusters, such as hosts. It
 // goes inside the clusters, between them, and inside again, in stages that overlap (decision 34). Its
 // priority among the all-reduce works is 100. Such groups broadcast, gather and reduce-scatter in the
-// same way.
+// same way. Devices of one host that are neither a mesh nor a ring form a cluster for each part whose devices reach each
+// other (decision 58).
 const ClustersWork = "clusters"
 
 const clustersPriority = 100
@@ -38,6 +43,33 @@ const (
 	speedVariable   = "C10D_LINK_SPEED"
 	plansVariable   = "C10D_PLANS"
 )
+
+// clusters returns the clusters that the group's collectives go through, nil if they do not go through several. A group
+// on one host may get them when its devices connect: those are cliques of devices that reach each other.
+func (b *Backend) clusters() *clusterway.Group {
+	if k := b.divided.Load(); k != nil && k.Refused() == nil {
+		return k
+	}
+	return nil
+}
+
+// clusterEnd ends the clusters with the engine. Their operations are ordered by the engine's tracker.
+type clusterEnd struct{ b *Backend }
+
+func (clusterEnd) Before(func(driver.Stream, ...driver.Access), []*place.Place) {}
+
+func (w clusterEnd) Abort() {
+	if k := w.b.divided.Load(); k != nil {
+		k.Abort()
+	}
+}
+
+func (w clusterEnd) Close() error {
+	if k := w.b.divided.Load(); k != nil {
+		return k.Close()
+	}
+	return nil
+}
 
 // errOneCluster says why a group has no ClustersWork.
 var errOneCluster = errors.New("the ranks form one cluster")
@@ -56,8 +88,8 @@ func noClusters(chosen backend.SpecificOptions) error {
 
 // meetClusters finds the clusters of the group, with the other ranks. A cluster is the ranks of a host,
 // or of a part of it that gloo.Options.Cluster names. Ranks with devices and ranks without are in
-// different clusters.
-func (b *Backend) meetClusters(ctx context.Context, o backend.Options, why error) error {
+// different clusters. One cluster may be divided when its devices connect.
+func (b *Backend) meetClusters(ctx context.Context, o backend.Options, t *choice.Table, why error) error {
 	g := b.g
 	inner, _ := b.options.CPUOptions.(gloo.Options)
 	speed := inner.LinkSpeed
@@ -67,7 +99,7 @@ func (b *Backend) meetClusters(ctx context.Context, o backend.Options, why error
 	host := group.HostIdentity()
 	part := fmt.Sprintf("%x/%q/%q", host, cmp.Or(inner.Host, os.Getenv(hostVariable)), cmp.Or(inner.Cluster, os.Getenv(clusterVariable)))
 	name := sha256.Sum256([]byte(part))
-	network, ok := g.CPU.(clusterway.Network)
+	network, ok := g.CPU.(netstage.Backend)
 	if !ok && why == nil {
 		why = fmt.Errorf("backend %s has no stage between clusters", g.CPU.Name())
 	}
@@ -92,22 +124,30 @@ func (b *Backend) meetClusters(ctx context.Context, o backend.Options, why error
 		m.Host = string(x[9:])
 	}
 	layout := cluster.Find(ranks)
-	if layout.Clusters() < 2 {
-		b.flat = errOneCluster
+	one := layout.Clusters() < 2
+	if b.flat = why; one {
+		b.flat = cmp.Or(why, errOneCluster)
+	} else {
+		g.Apart(layout.Clusters())
+	}
+	if why != nil {
 		return nil
 	}
-	g.Apart(layout.Clusters())
-	if b.flat = why; why != nil {
+	plans := cmp.Or(inner.Plans, os.Getenv(plansVariable))
+	divide := func(l *cluster.Layout, inside backend.Backend) {
+		k := clusterway.New(g, l, network, inside, b.options.Chunk, plans)
+		k.Form, k.KernelsOnly = formInside(t, k.Ranks()), one
+		b.divided.Store(k)
+	}
+	if one {
+		b.direct.Split = func(cliques []int) { divide(cluster.New(cliques, nil), nil) }
 		return nil
 	}
 	inside, err := b.inside(ctx, o, layout)
-	if err != nil {
-		return err
+	if err == nil {
+		divide(layout, inside)
 	}
-	plans := cmp.Or(inner.Plans, os.Getenv(plansVariable))
-	b.clusters = clusterway.New(g, layout, network, inside, b.options.Chunk, plans, b.options.DTypes)
-	g.Ways = append(g.Ways, b.clusters)
-	return nil
+	return err
 }
 
 // inside makes a group of the CPU backend for the ranks of this cluster, nil if there is one rank.
@@ -133,93 +173,110 @@ func (b *Backend) inside(ctx context.Context, o backend.Options, l *cluster.Layo
 	return c, nil
 }
 
-// deviceOf returns the device of the kernels for a rank whose first collective has this tensor.
-func (b *Backend) deviceOf(t *tensor.Tensor) int {
-	if t.Device().Type == tensor.CUDA {
-		return t.Device().Index
+// clustersWay is ClustersWork.
+type clustersWay struct{}
+
+// between returns the call as one of several clusters.
+func (c *call) between() *clusterway.Call {
+	if c.cluster != nil {
+		return c.cluster
 	}
-	return b.g.OwnDevice()
+	out, in := slices.Clone(c.out), slices.Clone(c.in)
+	x := &clusterway.Call{Op: c.row().plan, Root: c.root, Reduce: c.reduce, Out: out, In: in, Print: c.print}
+	blocks := out
+	switch n := len(out); x.Op {
+	case plan.OpBroadcast:
+		x.Out = c.ordered()
+	case plan.OpReduceScatter:
+		// A rank's block has what all parts have for it.
+		for i, t := range c.in {
+			in[i%c.b.g.Size*n+i/c.b.g.Size] = t
+		}
+		blocks = in
+	}
+	if c.uneven {
+		for _, t := range blocks {
+			x.Counts = append(x.Counts, t.Len())
+		}
+	}
+	c.cluster = x
+	return x
 }
 
-// between returns nil if a collective goes through the clusters, else why it does not. The answer is the
-// same on all ranks. The first such collective finds out which clusters have kernels.
-func (b *Backend) between(ctx context.Context, op work.OpType, c *clusterway.Call) error {
-	if b.clusters == nil {
+// Meet finds out which clusters have kernels, once.
+func (w clustersWay) Meet(c *call) error {
+	if w.Can(c) != nil {
+		return nil // it has the reason
+	}
+	return c.b.divided.Load().Meet(c.ctx, c.op, c.device(), c.print)
+}
+
+// Can implements way.
+func (clustersWay) Can(c *call) error {
+	b := c.b
+	k := b.divided.Load()
+	if k == nil {
 		return b.flat
 	}
-	if err := cmp.Or(c.Supports(b.g.Size), b.elsewhere(c)); err != nil {
-		return err
-	}
-	return b.clusters.Meet(ctx, op, b.deviceOf(c.First()), c.Print)
-}
-
-// elsewhere returns why the options or the table of ways do not let a collective go through the clusters.
-func (b *Backend) elsewhere(c *clusterway.Call) error {
-	switch w := b.options.AllReduce; {
-	case c.Op == plan.OpAllReduce && w != "" && w != ClustersWork:
-		return fmt.Errorf("Options.AllReduce is %q", w)
-	case c.Op == plan.OpBroadcast && b.options.Broadcast != "":
-		return errAsked
-	case c.Op == plan.OpBroadcast && b.far().Of(c.Op, c.Out[0].ByteLen()).Name != "":
+	op, asked := c.row().plan, b.options.AllReduce
+	switch {
+	case c.op == work.AllReduce && len(c.out) > 1:
+		return errors.New("a rank has several tensors")
+	case op == plan.OpAllReduce && asked != "" && asked != ClustersWork:
+		return fmt.Errorf("Options.AllReduce is %q", asked)
+	case op == plan.OpBroadcast && b.far().Of(op, c.bytes).Name != "":
 		return errSlower
 	}
-	return nil
+	return k.Can(c.between())
 }
 
-// broadcastCall returns a broadcast as one of several clusters.
-func broadcastCall(ts []*tensor.Tensor, o backend.BroadcastOptions, print board.Call) *clusterway.Call {
-	return &clusterway.Call{Op: plan.OpBroadcast, Root: o.Root, Out: slices.Concat(ts[o.RootTensor:], ts[:o.RootTensor]), Print: print}
+// OnDevice implements way.
+func (clustersWay) OnDevice(c *call) bool { return c.b.clusters().Why() == nil }
+
+// Issue implements way.
+func (clustersWay) Issue(c *call) (*work.Work, error) {
+	return c.b.clusters().Issue(c.ctx, c.op, c.timeout, c.between(), slices.Clone(c.results())...)
 }
 
-// isBetween reports whether a collective goes through the clusters.
-func (b *Backend) isBetween(ctx context.Context, op work.OpType, c *clusterway.Call) bool {
-	return b.clusters != nil && b.between(ctx, op, c) == nil
-}
-
-// clusterCall returns the all-reduce as one of several clusters.
-func (a *allReduce) clusterCall() *clusterway.Call {
-	return &clusterway.Call{Op: plan.OpAllReduce, Reduce: a.op, Out: slices.Clone(a.ts), Print: a.print}
-}
-
-// allowsClusters returns nil if the all-reduce goes through the clusters.
-func (a *allReduce) allowsClusters() error {
-	switch {
-	case a.b.clusters == nil:
-		return a.b.flat
-	case len(a.ts) > 1:
-		return errors.New("a rank has several tensors")
-	case a.probe:
-		return nil
-	}
-	return a.b.between(a.ctx, work.AllReduce, a.clusterCall())
-}
-
-// throughClusters returns an all-reduce that goes through the clusters.
-func (a *allReduce) throughClusters() (*clusterway.Call, error) {
-	if err := a.checked(); err != nil {
-		return nil, err
-	}
-	return a.clusterCall(), nil
-}
+// How implements way.
+func (clustersWay) How(c *call) string { return c.b.explainClusters(c.b.divided.Load()) }
 
 // explainClusters says what this rank does in collectives that go through the clusters.
-func (b *Backend) explainClusters() string {
-	l := b.clusters.Layout
+func (b *Backend) explainClusters(k *clusterway.Group) string {
+	l := k.Layout
 	number := l.Cluster(b.g.Rank)
 	how := "by kernels"
-	switch err := b.clusters.Why(); {
+	switch err := k.Why(); {
 	case len(l.Members(number)) == 1:
 		how = "which it has no partners for"
 	case err != nil:
 		how = "on the hosts: " + err.Error()
 	}
-	return fmt.Sprintf("this rank is in cluster %d of %d, and carries %.3g of its traffic; inside the cluster: %s; between clusters: from page-locked memory over the network, in chunks of about %d bytes whose stages overlap",
-		number, l.Clusters(), l.Share(b.g.Rank), how, b.options.Chunk)
+	over, cliques := "over the network", ""
+	if k.KernelsOnly {
+		over, cliques = "through backend "+b.g.CPU.Name(), explainCliques(l)
+	}
+	return fmt.Sprintf("%sthis rank is in cluster %d of %d, and carries %.3g of its traffic; inside the cluster: %s; between clusters: from page-locked memory %s, in chunks of about %d bytes whose stages overlap",
+		cliques, number, l.Clusters(), l.Share(b.g.Rank), how, over, b.options.Chunk)
+}
+
+// explainCliques says which devices reach each other.
+func explainCliques(l *cluster.Layout) string {
+	var all []string
+	for i := range l.Clusters() {
+		switch m := l.Members(i); {
+		case len(m) == 1:
+		case m[len(m)-1]-m[0] == len(m)-1:
+			all = append(all, fmt.Sprintf("of ranks %d-%d", m[0], m[len(m)-1]))
+		default:
+			all = append(all, fmt.Sprintf("of ranks %v", m))
+		}
+	}
+	return fmt.Sprintf("the devices %s reach each other; ", strings.Join(all, " and "))
 }
 
 // clusterParts are the clusters, for Explain.
-func (b *Backend) clusterParts() (all []backend.Cluster) {
-	l := b.clusters.Layout
+func clusterParts(l *cluster.Layout) (all []backend.Cluster) {
 	for i := range l.Clusters() {
 		part := backend.Cluster{Ranks: slices.Clone(l.Members(i))}
 		for _, r := range part.Ranks {

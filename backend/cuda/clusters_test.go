@@ -1,7 +1,6 @@
 package cuda_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +19,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
-	"github.com/c10d-go/c10d/internal/allreduce"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -78,9 +78,7 @@ func TestF26Clusters(t *testing.T) {
 			ps = append(ps, draw(rng, name, o.size))
 		}
 		w.each(func(x *rank, r int) error {
-			if err := x.meetDirectly(r); err != nil {
-				return err
-			}
+			must.Do(x.meetDirectly(r))
 			for _, op := range []work.OpType{
 				work.AllReduce, work.AllReduceCoalesced, work.Reduce, work.Broadcast, work.AllGather, work.AllGatherCoalesced, work.ReduceScatter,
 				work.ReduceScatterTensor, work.ReduceScatterTensorCoalesced,
@@ -133,10 +131,7 @@ func TestF26CallerGoesOn(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			b, err := x.bytes(y, r)
-			if err != nil {
-				return err
-			}
+			b := must.Get(x.bytes(y, r))
 			return same(b, tensorBytes(slices.Repeat([]float32{float32(o.size * (o.size - 1) / 2)}, 1500)))
 		})
 		w.end()
@@ -151,9 +146,7 @@ func TestF26ManyTensors(t *testing.T) {
 		o.options = cuda.Options{Chunk: 100}
 		w := newWorld(t, o)
 		w.each(func(x *rank, r int) error {
-			if err := x.meetDirectly(r); err != nil {
-				return err
-			}
+			must.Do(x.meetDirectly(r))
 			var ys []*vector
 			var ts []*tensor.Tensor
 			for i := range tensors {
@@ -163,13 +156,7 @@ func TestF26ManyTensors(t *testing.T) {
 				}
 				ys, ts = append(ys, y), append(ts, y.t)
 			}
-			v, err := x.b.AllReduceCoalesced(x.ctx, ts, backend.AllReduceOptions{})
-			if err == nil {
-				err = v.Wait(x.ctx)
-			}
-			if err != nil {
-				return err
-			}
+			must.Do(x.wait(x.b.AllReduceCoalesced(x.ctx, ts, backend.AllReduceOptions{})))
 			for i, y := range ys {
 				b, err := x.bytes(y, r)
 				if err == nil {
@@ -206,18 +193,12 @@ func timeline(t *testing.T, s setup, n int, meet func(x *rank, r int) error, cal
 		return err
 	})
 	require.NoError(t, w.m.Quiesce(w.ctx))
-	before, err := w.m.Timeline()
-	require.NoError(t, err)
+	before := must.Get(w.m.Timeline())
 	w.each(func(x *rank, r int) error {
-		v, err := call(x, r, ys[r].t)
-		if err != nil {
-			return err
-		}
-		return v.Wait(x.ctx)
+		return must.Get(call(x, r, ys[r].t)).Wait(x.ctx)
 	})
 	require.NoError(t, w.m.Quiesce(w.ctx))
-	after, err := w.m.Timeline()
-	require.NoError(t, err)
+	after := must.Get(w.m.Timeline())
 	w.end()
 	// Steps are in the order of their time: those of before are among those of after.
 	seen := map[sim.Step]int{}
@@ -306,15 +287,8 @@ func TestF26NetworkBytes(t *testing.T) {
 	sent[0].Store(0)
 	sent[1].Store(0)
 	w.each(func(x *rank, r int) error {
-		y, err := x.vector(tensor.Float32, r, make([]byte, n))
-		if err != nil {
-			return err
-		}
-		v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
-		if err != nil {
-			return err
-		}
-		return v.Wait(x.ctx)
+		y := must.Get(x.vector(tensor.Float32, r, make([]byte, n)))
+		return must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})).Wait(x.ctx)
 	})
 	for host := range sent {
 		require.InDelta(t, n, sent[host].Load(), 0.05*n)
@@ -350,7 +324,7 @@ func TestF26ClustersOptions(t *testing.T) {
 	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
 	c := w.ranks[0].b.Explain().Choices[0]
 	require.Equal(t, cuda.HostWork, c.Algorithm)
-	require.Contains(t, c.Why, `not clusters: rank 0: gloo.Options.Sums is "rank order"`)
+	require.Contains(t, c.Why, `not clusters: rank 0: gloo.Options.Sums is "rank-order"`)
 	w.end()
 }
 
@@ -374,10 +348,7 @@ func TestF26ClustersBits(t *testing.T) {
 		w := newWorld(t, o)
 		outs := make([][]byte, len(in))
 		w.each(func(x *rank, r int) error {
-			y, err := x.vector(tensor.Float32, r, tensorBytes(in[r]))
-			if err != nil {
-				return err
-			}
+			y := must.Get(x.vector(tensor.Float32, r, tensorBytes(in[r])))
 			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Avg()})
 			if err == nil {
 				err = v.Wait(x.ctx)
@@ -393,90 +364,6 @@ func TestF26ClustersBits(t *testing.T) {
 		}
 		for r, out := range outs {
 			require.NoError(t, same(out, want), "rank %d, run %d", r, run)
-		}
-	}
-}
-
-// TestF26Faults ends all-reduces of clusters that cannot end well: a rank does not come, dies, gives up, or
-// loses its device. Every rank's error names the operation, and nothing is left.
-func TestF26Faults(t *testing.T) {
-	defer cuda.SetCloseLimit(time.Second)()
-	type event func(w *world, r int, v *work.Work)
-	for _, c := range []struct {
-		name    string
-		timeout time.Duration
-		cause   event
-		is      error
-	}{
-		{"a rank does not come", time.Second, nil, work.ErrTimeout},
-		{"a rank dies", 0, func(w *world, r int, _ *work.Work) {
-			if r == 0 {
-				w.fabric.Kill("g/cuda/0", 3)
-			}
-		}, work.ErrPeerDied},
-		{"a Work is aborted", 0, func(_ *world, r int, v *work.Work) {
-			if r == 1 {
-				v.Abort(errors.New("no more"))
-			}
-		}, work.ErrAborted},
-		{"a device is lost", 0, func(w *world, r int, _ *work.Work) {
-			if r == 1 {
-				w.m.Lose(1, errors.New("fell off the bus"))
-			}
-		}, nil},
-	} {
-		for _, sizes := range [][]int{{2, 2}, {1, 3}, {3, 1}} {
-			t.Run(fmt.Sprint(c.name, " ", sizes), func(t *testing.T) {
-				s := clustered(sizes...)
-				s.timeout = patience
-				s.options = cuda.Options{Chunk: 80}
-				w := newWorld(t, s)
-				w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
-				if c.timeout > 0 {
-					for _, x := range w.ranks {
-						x.b.SetTimeout(c.timeout)
-					}
-				}
-				errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
-					y, err := x.vector(tensor.Float32, r, make([]byte, 400))
-					if err != nil || r == 3 {
-						return err
-					}
-					v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
-					if err != nil {
-						return err
-					}
-					if c.cause != nil {
-						c.cause(w, r, v)
-					}
-					return v.Wait(x.ctx)
-				})
-				for r := range 3 {
-					var e *work.Error
-					require.ErrorAs(t, errs[r], &e)
-					require.Equal(t, work.AllReduce, e.Info.Op)
-					require.Equal(t, r, e.Info.Rank)
-					if c.is != nil {
-						require.ErrorIs(t, errs[r], c.is)
-					}
-					if c.timeout > 0 {
-						require.Equal(t, 3, e.Peer, "%v", errs[r])
-						require.ErrorContains(t, errs[r], "step ")
-					}
-				}
-				runEach(w, func(x *rank, _ int, _ chan struct{}) error { return x.b.Close() })
-				for _, x := range w.ranks {
-					require.NoError(t, x.cpu.Close())
-				}
-				require.NoError(t, w.m.Settle(w.ctx))
-				for _, x := range w.ranks {
-					x.free()
-				}
-				var leak *sim.Leak
-				var life *sim.Lifetime
-				err := w.m.Close()
-				require.False(t, c.name != "a device is lost" && (errors.As(err, &leak) || errors.As(err, &life)), "%v", err)
-			})
 		}
 	}
 }
@@ -513,19 +400,13 @@ func TestMixedTensors(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{sum}, backend.AllReduceOptions{})
-				if err != nil {
-					return err
-				}
+				v := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{sum}, backend.AllReduceOptions{}))
 				root := round % s.size
 				one, gotOne, err := at(x, r, numbers(r))
 				if err != nil {
 					return err
 				}
-				u, err := x.b.Broadcast(x.ctx, []*tensor.Tensor{one}, backend.BroadcastOptions{Root: root})
-				if err != nil {
-					return err
-				}
+				u := must.Get(x.b.Broadcast(x.ctx, []*tensor.Tensor{one}, backend.BroadcastOptions{Root: root}))
 				in, _, err := at(x, r, numbers(r))
 				if err != nil {
 					return err
@@ -539,13 +420,8 @@ func TestMixedTensors(t *testing.T) {
 					}
 					outs, gots = append(outs, out), append(gots, g)
 				}
-				k, err := x.b.AllGather(x.ctx, outs, in, backend.AllGatherOptions{})
-				if err != nil {
-					return err
-				}
-				if err := work.WaitAll(x.ctx, v, u, k); err != nil {
-					return err
-				}
+				k := must.Get(x.b.AllGather(x.ctx, outs, in, backend.AllGatherOptions{}))
+				must.Do(work.WaitAll(x.ctx, v, u, k))
 				want := numbers(0)
 				for p := 1; p < s.size; p++ {
 					for i, f := range numbers(p) {
@@ -566,9 +442,7 @@ func TestMixedTensors(t *testing.T) {
 				for p := range gots {
 					errs = append(errs, check(fmt.Sprint("all_gather of ", p), gots[p], numbers(p)))
 				}
-				if err := errors.Join(errs...); err != nil {
-					return err
-				}
+				must.Do(errors.Join(errs...))
 			}
 			return nil
 		})
@@ -686,33 +560,33 @@ var preferred struct {
 	runs   atomic.Int64
 }
 
-type preferredRun struct{ c *allreduce.Call }
-
-func (p preferredRun) Run(ctx context.Context) error {
-	preferred.runs.Add(1)
-	return p.c.Collectives.AllGatherBytes(ctx, make([]byte, p.c.Collectives.Size()), []byte{1})
-}
-
-// registerPreferred makes the work known; a registry has no way to take it back.
-var registerPreferred = sync.OnceValue(func() error {
-	return allreduce.Register(allreduce.Work{
-		Name: "preferred", Device: tensor.CUDA, Layout: tensor.Strided, Priority: 150,
-		Can: func(*allreduce.Call) error {
+// registerPreferred makes the work known; a table has no way to take it back.
+var registerPreferred = sync.OnceFunc(func() {
+	cuda.RegisterTestWork("preferred", 160, cuda.TestWork{
+		Usable: func() error {
 			if !preferred.usable.Load() {
 				return errors.New("the test has ended")
 			}
 			return nil
 		},
-		New: func(c *allreduce.Call) (allreduce.Runner, error) { return preferredRun{c}, nil },
+		Run: func(ctx context.Context, cpu backend.Backend) error {
+			preferred.runs.Add(1)
+			v, err := cpu.Barrier(ctx, backend.BarrierOptions{})
+			if err == nil {
+				err = v.Wait(ctx)
+			}
+			return err
+		},
 	})
 })
 
 // TestMixedRegisteredWork: ranks with CPU tensors take the same work as the others.
 func TestMixedRegisteredWork(t *testing.T) {
-	require.NoError(t, registerPreferred())
+	registerPreferred()
 	preferred.usable.Store(true)
 	defer preferred.usable.Store(false)
-	reduce := func(x *rank, r int, cpu bool) error {
+	reduce := func(x *rank, r int, cpu bool) (err error) {
+		defer must.Catch(&err)
 		u, err := tensor.New(tensor.Uint8, 4)
 		if err != nil {
 			return err
@@ -726,10 +600,7 @@ func TestMixedRegisteredWork(t *testing.T) {
 			u = y.t
 			filled = func() error { _, err := x.bytes(y, r); return err }
 		}
-		v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{u}, backend.AllReduceOptions{})
-		if err != nil {
-			return err
-		}
+		v := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{u}, backend.AllReduceOptions{}))
 		return errors.Join(v.Wait(x.ctx), filled())
 	}
 	s := clustered(2, 1)
@@ -738,12 +609,6 @@ func TestMixedRegisteredWork(t *testing.T) {
 	before := preferred.runs.Load()
 	w.each(func(x *rank, r int) error { return reduce(x, r, r != 1) })
 	require.EqualValues(t, before+3, preferred.runs.Load())
-	w.end()
-
-	w = newWorld(t, withoutDevices(directly(2), 1))
-	err := reduce(w.ranks[1], 1, true)
-	require.ErrorIs(t, err, backend.ErrInvalidArgument)
-	require.ErrorContains(t, err, `the registered work "preferred" comes before "clusters"`)
 	w.end()
 }
 
@@ -755,20 +620,13 @@ func TestF29ClustersSteady(t *testing.T) {
 	buckets := make([]*bucket, s.size)
 	reduce := func(x *rank, r, times int) error {
 		for range times {
-			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{Op: backend.BXor()})
-			if err == nil {
-				err = v.Wait(x.ctx)
-			}
-			if err != nil {
-				return err
-			}
+			o := backend.AllReduceOptions{Op: backend.BXor()}
+			must.Do(x.wait(x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, o)))
 		}
 		return nil
 	}
 	w.each(func(x *rank, r int) (err error) {
-		if buckets[r], err = x.warm(r); err != nil {
-			return err
-		}
+		buckets[r] = must.Get(x.warm(r))
 		return reduce(x, r, 10)
 	})
 	before := w.m.Stats()
@@ -789,85 +647,37 @@ func TestF29ClustersFailedCalls(t *testing.T) {
 }
 
 func clustersFailedCalls(t *testing.T, met bool) {
-	injected := errors.New("injected")
-	every := 9
-	if testing.Short() {
-		every = 23
-	}
-	for k := 0; ; k += every {
+	buckets := make([]*bucket, 3)
+	fresh := func(k int) *world {
 		s := clustered(2, 1).quietly()
 		s.options = cuda.Options{Chunk: 140} // 3 chunks
 		s.sim.Seed, s.sim.Semantics = uint64(k), sim.Semantics(k%2)
 		w := newWorld(t, s)
-		buckets := make([]*bucket, s.size)
-		w.each(func(x *rank, r int) (err error) {
+		w.each(func(x *rank, r int) error {
+			get := x.bucket
 			if met {
-				buckets[r], err = x.warm(r)
-			} else {
-				buckets[r], err = x.bucket(r)
+				get = x.warm
 			}
-			return cmp.Or(err, x.fill(r, buckets[r]))
+			buckets[r] = must.Get(get(r))
+			return x.fill(r, buckets[r])
 		})
-		n, failed := atomic.Int64{}, atomic.Pointer[string]{}
-		w.m.Inject(func(c sim.Call) error {
-			if strings.Contains(c.Stream, "caller") || n.Add(1)-1 != int64(k) {
-				return nil
-			}
-			text := c.String()
-			failed.Store(&text)
-			return injected
-		})
-		errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
-			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{})
-			if err != nil {
-				x.b.Abort(err)
-				return err
-			}
-			return v.Wait(x.ctx)
-		})
-		w.m.Inject(nil)
+		return w
+	}
+	failInTurn(t, testsize.Of(23, 23, 3), 21, "all_reduce", fresh, nil, func(x *rank, r int) error {
+		return x.ended(x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{}))
+	}, func(w *world, failed sim.Call, errs []error) {
 		err := errors.Join(errs...)
-		if failed.Load() == nil {
-			require.NoError(t, err)
-			w.end()
-			require.Greater(t, k, 20)
-			t.Logf("calls up to number %d failed in turn", k)
-			return
-		}
-		what := *failed.Load()
 		if err == nil && !met {
 			w.end() // this cluster goes on without kernels
-			continue
+			return
 		}
-		require.ErrorIs(t, err, injected, what)
+		require.ErrorIs(t, err, errInjected, failed)
 		for r, err := range errs {
 			if err == nil { // it had all that it needs
-				x := w.ranks[r]
-				e, err := x.use(r, buckets[r])
-				require.NoError(t, err)
-				require.NoError(t, x.verify(buckets[r], e), "%v: rank %d", what, r)
-				continue
+				e := must.Get(w.ranks[r].use(r, buckets[r]))
+				require.NoError(t, w.ranks[r].verify(buckets[r], e), "%v: rank %d", failed, r)
 			}
-			var e *work.Error
-			require.ErrorAs(t, err, &e, "%v: rank %d", what, r)
-			require.Equal(t, work.AllReduce, e.Info.Op, what)
-			require.Equal(t, r, e.Info.Rank, what)
 		}
-		for _, err := range runEach(w, func(x *rank, _ int, _ chan struct{}) error { return x.b.Close() }) {
-			require.NoError(t, err, what)
-		}
-		for _, x := range w.ranks {
-			require.NoError(t, x.cpu.Close())
-		}
-		require.NoError(t, w.m.Settle(w.ctx), what)
-		for _, x := range w.ranks {
-			x.free()
-		}
-		w.m.Close()
-		for _, f := range w.m.Findings() {
-			var unused *sim.Unused
-			var race *sim.Race
-			require.True(t, errors.As(f, &unused) || errors.As(f, &race), "%v: %v", what, f)
-		}
-	}
+		w.closeInOrder(t, failed)
+	})
 }

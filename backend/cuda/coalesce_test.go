@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -45,17 +46,12 @@ func TestCoalesced(t *testing.T) {
 								if large && i == 1 {
 									n = 300_000 // of an all_reduce more than one-shot takes
 								}
-								p, err := x.pairOf(rng, tensor.Float32, r, flat(n*c.out), true)
-								if err != nil {
-									return err
-								}
+								p := must.Get(x.pairOf(rng, tensor.Float32, r, flat(n*c.out), true))
 								outs = append(outs, p)
 								if c.in == 0 {
 									continue
 								}
-								if p, err = x.pairOf(rng, tensor.Float32, r, flat(n*c.in), true); err != nil {
-									return err
-								}
+								p = must.Get(x.pairOf(rng, tensor.Float32, r, flat(n*c.in), true))
 								ins = append(ins, p)
 							}
 							run := func(b backend.Backend, of func(p *pair) *tensor.Tensor) error {
@@ -72,19 +68,11 @@ func TestCoalesced(t *testing.T) {
 								}
 								return v.Wait(x.ctx)
 							}
-							if err := run(x.b, func(p *pair) *tensor.Tensor { return p.dev }); err != nil {
-								return err
-							}
-							if err := run(x.cpu, func(p *pair) *tensor.Tensor { return p.cpu }); err != nil {
-								return err
-							}
+							must.Do(run(x.b, func(p *pair) *tensor.Tensor { return p.dev }))
+							must.Do(run(x.cpu, func(p *pair) *tensor.Tensor { return p.cpu }))
 							for _, p := range append(outs, ins...) {
-								if err := x.back(p); err != nil {
-									return err
-								}
-								if err := x.check(p); err != nil {
-									return err
-								}
+								must.Do(x.back(p))
+								must.Do(x.check(p))
 							}
 							return nil
 						})

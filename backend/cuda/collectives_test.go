@@ -13,6 +13,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -266,7 +267,8 @@ func (x *rank) prepare(ctx context.Context, p program, r int, rng *rand.Rand, on
 // collectives makes the calls of ps, all at a time, on device tensors and then on CPU
 // tensors. The caller's copies into the tensors and out of them are in stream order.
 // Every byte of the storages is compared.
-func (x *rank) collectives(ps []program, rng *rand.Rand, r int) error {
+func (x *rank) collectives(ps []program, rng *rand.Rand, r int) (err error) {
+	defer must.Catch(&err)
 	var calls []call
 	var works []*work.Work
 	in := make([]driver.Stream, len(ps)) // what calls are part of
@@ -279,15 +281,10 @@ func (x *rank) collectives(ps []program, rng *rand.Rand, r int) error {
 			in[i] = x.stream[rng.IntN(len(x.stream))]
 			ctx = cuda.InStream(ctx, in[i])
 		}
-		c, err := x.prepare(ctx, p, r, rng, mode == 0)
-		if err != nil {
-			return err
-		}
+		c := must.Get(x.prepare(ctx, p, r, rng, mode == 0))
 		if mode == 2 {
 			for _, s := range x.stream {
-				if err := follow(in[i], s); err != nil {
-					return err
-				}
+				must.Do(follow(in[i], s))
 			}
 		}
 		v, err := c.run(x.b, func(q *pair) *tensor.Tensor { return q.dev })
@@ -301,21 +298,14 @@ func (x *rank) collectives(ps []program, rng *rand.Rand, r int) error {
 			if works[i] == nil || s == in[i] {
 				continue
 			}
-			if err := works[i].Synchronize(s); err != nil {
-				return err
-			}
+			must.Do(works[i].Synchronize(s))
 		}
 		for _, q := range c.all {
-			if err := x.back(q); err != nil {
-				return err
-			}
+			must.Do(x.back(q))
 		}
 	}
 	for i, c := range calls {
-		v, err := c.run(x.cpu, func(q *pair) *tensor.Tensor { return q.cpu })
-		if err != nil {
-			return err
-		}
+		v := must.Get(c.run(x.cpu, func(q *pair) *tensor.Tensor { return q.cpu }))
 		if err := work.WaitAll(x.ctx, works[i], v); err != nil {
 			return fmt.Errorf("%+v: %w", ps[i], err)
 		}
@@ -329,11 +319,9 @@ func (x *rank) collectives(ps []program, rng *rand.Rand, r int) error {
 }
 
 // follow has a stream come after what another one has been given.
-func follow(s, first driver.Stream) error {
-	e, err := first.Record()
-	if err != nil {
-		return err
-	}
+func follow(s, first driver.Stream) (err error) {
+	defer must.Catch(&err)
+	e := must.Get(first.Record())
 	defer e.Release()
 	return s.Wait(e)
 }
@@ -366,10 +354,8 @@ func TestCollectives(t *testing.T) {
 
 // TestRegistered finds the backend as a group does.
 func TestRegistered(t *testing.T) {
-	m, err := backend.ParseDevices("cpu:gloo,cuda:cuda")
-	require.NoError(t, err)
+	m := must.Get(backend.ParseDevices("cpu:gloo,cuda:cuda"))
 	require.Equal(t, "cuda", m[1].Backend)
-	m, err = backend.ParseDevices("")
-	require.NoError(t, err)
+	m = must.Get(backend.ParseDevices(""))
 	require.Contains(t, m, backend.DeviceBackend{Device: tensor.CUDA, Backend: "cuda"})
 }

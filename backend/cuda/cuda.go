@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
@@ -21,6 +21,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/argcheck"
 	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -41,23 +42,7 @@ func init() {
 
 // Default returns the process's GPUs, the driver of groups whose Options have
 // none. It is opened on the first call that finds a device, and stays open.
-func Default() (driver.Driver, error) {
-	process.Lock()
-	defer process.Unlock()
-	if process.d == nil {
-		d, err := nvidia.Open()
-		if err != nil {
-			return nil, err
-		}
-		process.d = d
-	}
-	return process.d, nil
-}
-
-var process struct {
-	sync.Mutex
-	d driver.Driver
-}
+func Default() (driver.Driver, error) { return nvidia.Default() }
 
 const (
 	defaultChunk = 2 << 20
@@ -77,8 +62,8 @@ type Options struct {
 
 	// Chunk is how many bytes of each rank go through the host at a time. So the way down, the
 	// CPU's part and the way up of large tensors overlap. 0 means 2 MiB. Tensors of more than 60
-	// of them go in 60 larger ones; operations of several tensors have fewer, all-reduces through
-	// memory that ranks share up to 256. All ranks need the same.
+	// of them go in 60 larger ones, but in all-reduces through memory that ranks share. Operations of
+	// several tensors have fewer. All ranks need the same.
 	Chunk int
 
 	// Slots is how many chunks are on their way at a time; 0 means 4. All-reduces through memory
@@ -101,9 +86,9 @@ type Options struct {
 	// AllReduceWorks. Empty lets the backend choose. All ranks need the same.
 	AllReduce string
 
-	// DTypes are those for which New loads the kernels that combine elements; nil means float32. The first reduction of
-	// another dtype loads its kernels, which takes up to 4 s where CUDA has not compiled them before. All ranks wait for
-	// that in the call, before it begins. All ranks need the same.
+	// DTypes are those for which New loads the kernels that combine elements. It always loads those of float32, float16
+	// and bfloat16. The others have kernels together. The first reduction of one loads them, which takes 2 s where CUDA
+	// has not compiled them before. All ranks wait for that in the call, before it begins. All ranks need the same.
 	DTypes []tensor.DType
 
 	// Broadcast is the way in which every broadcast goes from rank to rank:
@@ -175,16 +160,17 @@ func (o *Options) check() error {
 type Backend struct {
 	g       *group.Engine
 	options Options
+	args    argcheck.Checker
 	direct  *directway.Group
 
 	// The ways of operations over the links that the group may turn out to have. Apart is for devices
 	// that do not reach each other, and for calls that no kernel can do.
 	peers, ring, shared, apart *ways.Ways
 
-	clusters *clusterway.Group // nil if collectives do not go through several clusters
-	flat     error             // why not
-	lacking  bool              // some rank has no device
-	mixed    mixed
+	divided atomic.Pointer[clusterway.Group] // see clusters
+	flat    error                            // why New has not divided the ranks into clusters
+	lacking bool                             // some rank has no device
+	mixed   mixed
 }
 
 // Rank returns this rank's number in the group.
@@ -276,11 +262,13 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{g: g, options: own, direct: &directway.Group{B: g, DTypes: own.DTypes}}
+	b := &Backend{g: g, options: own}
+	b.args = argcheck.Checker{Backend: Name, Rank: g.Rank, Size: g.Size, Dense: b.dense}
+	b.direct = &directway.Group{B: g, DTypes: own.DTypes}
 	if own.AllReduce != "" && own.AllReduce != DirectWork && own.AllReduce != RingWork {
 		b.direct.Forbidden = fmt.Errorf("Options.AllReduce is %q", own.AllReduce)
 	}
-	g.Ways = append(g.Ways, b.direct)
+	g.Ways = append(g.Ways, b.direct, clusterEnd{b})
 	inner := o
 	inner.Device, inner.Specific, inner.Group = tensor.CPU, own.CPUOptions, o.Group+group.CPUGroup
 	if o.Store != nil {
@@ -290,7 +278,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if err == nil {
 		g.CPU = cpu
 		if err = g.Meet(ctx); err == nil {
-			err = b.meetClusters(ctx, o, flat)
+			err = b.meetClusters(ctx, o, table, flat)
 		}
 		if err == nil {
 			err = b.agree(ctx, table.Fingerprint())
@@ -301,10 +289,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 		}
 	}
 	if err != nil {
-		if b.clusters != nil {
-			err = errors.Join(err, b.clusters.Close())
-		}
-		return nil, errors.Join(err, g.Discard())
+		return nil, errors.Join(err, clusterEnd{b}.Close(), g.Discard())
 	}
 	g.Ways = append(g.Ways, &b.mixed)
 	if g.Missing == nil {
@@ -325,8 +310,8 @@ func (b *Backend) prepare(ctx context.Context) error {
 		// Not in an operation, when streams may wait for a word.
 		if b.direct.Can() == nil && (g.Driver.Count() == 1 || g.Devices >= g.Size) {
 			directway.Keep(g.Driver, g.Size, b.direct.DTypes, b.direct.Ring) // else ranks share devices, most likely
-		} else if b.clusters != nil {
-			b.clusters.Keep()
+		} else if k := b.clusters(); k != nil {
+			k.Keep()
 		}
 		driver.Keep(g.Driver, kernels.PTX, kernels.Names()...)
 	}

@@ -8,7 +8,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -19,6 +18,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -86,10 +87,7 @@ func TestF16Device(t *testing.T) {
 					if i+k > 0 {
 						device = rng.IntN(len(x.stream))
 					}
-					q, err := x.pairOf(rng, p.d, device, laid(max(0, rng.IntN(6)-2), p.n, 2), true)
-					if err != nil {
-						return err
-					}
+					q := must.Get(x.pairOf(rng, p.d, device, laid(max(0, rng.IntN(6)-2), p.n, 2), true))
 					list, ts = append(list, q), append(ts, q.dev)
 				}
 				v, err := x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: p.op})
@@ -100,14 +98,10 @@ func TestF16Device(t *testing.T) {
 			}
 			for i, list := range all {
 				for _, s := range x.stream {
-					if err := works[i].Synchronize(s); err != nil {
-						return err
-					}
+					must.Do(works[i].Synchronize(s))
 				}
 				for _, q := range list {
-					if err := x.back(q); err != nil {
-						return err
-					}
+					must.Do(x.back(q))
 				}
 			}
 			for i, list := range all {
@@ -115,10 +109,7 @@ func TestF16Device(t *testing.T) {
 				for _, q := range list {
 					ts = append(ts, q.cpu)
 				}
-				v, err := x.cpu.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: ps[i].op})
-				if err != nil {
-					return err
-				}
+				v := must.Get(x.cpu.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: ps[i].op}))
 				if err := work.WaitAll(x.ctx, works[i], v); err != nil {
 					return fmt.Errorf("%+v: %w", ps[i], err)
 				}
@@ -141,42 +132,28 @@ type vector struct {
 	h   driver.HostMemory
 }
 
-func (x *rank) vector(d tensor.DType, device int, b []byte) (*vector, error) {
-	v, err := x.d.Device(device)
-	if err != nil {
-		return nil, err
-	}
+func (x *rank) vector(d tensor.DType, device int, b []byte) (_ *vector, err error) {
+	defer must.Catch(&err)
+	v := must.Get(x.d.Device(device))
 	y := &vector{}
-	if y.mem, err = v.Alloc(len(b)); err != nil {
-		return nil, err
-	}
+	y.mem = must.Get(v.Alloc(len(b)))
 	x.close = append(x.close, y.mem)
-	if y.h, err = x.d.AllocHost(len(b)); err != nil {
-		return nil, err
-	}
+	y.h = must.Get(x.d.AllocHost(len(b)))
 	x.close = append(x.close, y.h)
-	if y.t, err = tensor.OnDevice(d, cuda.OnStream(y.mem, x.stream[device]), len(b)/d.Size()); err != nil {
-		return nil, err
-	}
+	y.t = must.Get(tensor.OnDevice(d, cuda.OnStream(y.mem, x.stream[device]), len(b)/d.Size()))
 	driver.HostAccess(x.d, "filling", driver.Writes(y.h.Ptr(), len(b)))
 	copy(y.h.Bytes(), b)
 	return y, x.stream[device].Copy(y.mem.Ptr(), y.h.Ptr(), len(b))
 }
 
 // bytes waits for what the caller's stream has been given.
-func (x *rank) bytes(y *vector, device int) ([]byte, error) {
+func (x *rank) bytes(y *vector, device int) (_ []byte, err error) {
+	defer must.Catch(&err)
 	s := x.stream[device]
-	if err := s.Copy(y.h.Ptr(), y.mem.Ptr(), y.mem.Len()); err != nil {
-		return nil, err
-	}
-	e, err := s.Record()
-	if err != nil {
-		return nil, err
-	}
+	must.Do(s.Copy(y.h.Ptr(), y.mem.Ptr(), y.mem.Len()))
+	e := must.Get(s.Record())
 	defer e.Release()
-	if err := e.Sync(x.ctx); err != nil {
-		return nil, err
-	}
+	must.Do(e.Sync(x.ctx))
 	driver.HostAccess(x.d, "comparing", driver.Reads(y.h.Ptr(), y.h.Len()))
 	return bytes.Clone(y.h.Bytes()), nil
 }
@@ -205,21 +182,10 @@ func TestDeviceBits(t *testing.T) {
 			o.sim.Seed = uint64(run)
 			w := newWorld(t, o)
 			w.each(func(x *rank, r int) error {
-				y, err := x.vector(tensor.Float32, r, tensorBytes(in[r]))
-				if err != nil {
-					return err
-				}
-				v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Avg()})
-				if err != nil {
-					return err
-				}
-				if err := v.Synchronize(x.stream[r]); err != nil {
-					return err
-				}
-				got, err := x.bytes(y, r)
-				if err != nil {
-					return err
-				}
+				y := must.Get(x.vector(tensor.Float32, r, tensorBytes(in[r])))
+				v := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Avg()}))
+				must.Do(v.Synchronize(x.stream[r]))
+				got := must.Get(x.bytes(y, r))
 				if !bytes.Equal(got, tensorBytes(want)) {
 					return errors.New("other bits than those of the ranks' order")
 				}
@@ -240,22 +206,16 @@ func tensorBytes(v []float32) []byte {
 
 // TestDeviceChosen takes direct work where it can be, and says why where it cannot.
 func TestDeviceChosen(t *testing.T) {
-	reduce := func(x *rank, r int, d tensor.DType, op backend.ReduceOp) (*work.Work, error) {
-		y, err := x.vector(d, r%len(x.stream), make([]byte, 40*d.Size()))
-		if err != nil {
-			return nil, err
-		}
+	reduce := func(x *rank, r int, d tensor.DType, op backend.ReduceOp) (_ *work.Work, err error) {
+		defer must.Catch(&err)
+		y := must.Get(x.vector(d, r%len(x.stream), make([]byte, 40*d.Size())))
 		return x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: op})
 	}
 	run := func(o setup, want, why string) {
 		t.Helper()
 		w := newWorld(t, o)
 		w.each(func(x *rank, r int) error {
-			v, err := reduce(x, r, tensor.Float32, backend.Sum())
-			if err != nil {
-				return err
-			}
-			return v.Wait(x.ctx)
+			return must.Get(reduce(x, r, tensor.Float32, backend.Sum())).Wait(x.ctx)
 		})
 		for _, x := range w.ranks {
 			c := x.b.Explain().Choices[0]
@@ -277,7 +237,7 @@ func TestDeviceChosen(t *testing.T) {
 
 	apart := auto
 	apart.sim.Topology.NoPeer = func(from, to int) bool { return from == 2 && to == 1 }
-	run(apart, cuda.HostWork, "window: rank 2 on device 2: the memory of rank 1 on its device 1")
+	run(apart, cuda.RingWork, "window: rank 2 on device 2: the memory of rank 1 on its device 1")
 
 	few := auto
 	few.sim.Memory = 1 << 19
@@ -294,28 +254,19 @@ func TestDeviceChosen(t *testing.T) {
 	require.Contains(t, w.ranks[0].b.Explain().Choices[0].Why, "found out by the first collective")
 	before := w.m.Stats().MadeModules
 	w.each(func(x *rank, r int) error {
+		var err error
 		for _, c := range []struct {
 			d  tensor.DType
 			op backend.ReduceOp
 		}{{tensor.Float32, backend.PreMulSum(2)}, {tensor.Bool, backend.Sum()}, {tensor.Complex64, backend.Sum()}, {tensor.Int32, backend.Sum()}} {
-			v, err := reduce(x, r, c.d, c.op)
-			if err == nil {
-				err = v.Wait(x.ctx)
-			}
-			if err != nil {
-				return err
-			}
+			must.Do(x.wait(reduce(x, r, c.d, c.op)))
 		}
-		y, err := x.vector(tensor.Float32, r, make([]byte, 8))
-		if err != nil {
-			return err
-		}
+		y := must.Get(x.vector(tensor.Float32, r, make([]byte, 8)))
 		_, err = x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.BAnd()})
 		if !errors.Is(err, backend.ErrInvalidArgument) {
 			return fmt.Errorf("bits of floats: %w", err)
 		}
-		_, err = x.bytes(y, r)
-		return err
+		return must.Err(x.bytes(y, r))
 	})
 	require.Equal(t, before, w.m.Stats().MadeModules, "New has loaded the kernels")
 	require.Equal(t, cuda.DirectWork, w.ranks[0].b.Explain().Choices[0].Algorithm)
@@ -326,8 +277,7 @@ func TestDeviceChosen(t *testing.T) {
 // other's memory by its address.
 func TestDeviceShared(t *testing.T) {
 	for _, devices := range []int{3, 4} {
-		d, err := sim.Open(sim.Config{Devices: devices, Kernels: simkernels.All()})
-		require.NoError(t, err)
+		d := must.Get(sim.Open(sim.Config{Devices: devices, Kernels: simkernels.All()}))
 		st := newStore(t)
 		w := &world{TB: t, ctx: t.Context(), m: d.Machine(), ranks: make([]*rank, 3)}
 		for r := range w.ranks {
@@ -338,31 +288,17 @@ func TestDeviceShared(t *testing.T) {
 		for range 2 { // one group after the other
 			fabric := mem.NewFabric()
 			w.each(func(x *rank, r int) error {
-				b, err := cuda.New(x.ctx, backend.Options{
+				b := must.Get(cuda.New(x.ctx, backend.Options{
 					Store: st, Rank: r, Size: 3, Timeout: patience, Group: "g",
 					Specific: cuda.Options{Driver: d, AllReduce: cuda.DirectWork, CPUOptions: join(fabric)},
-				})
-				if err != nil {
-					return err
-				}
+				}))
 				x.b = b
-				y, err := x.vector(tensor.Int32, r%devices, bytes.Repeat([]byte{byte(r + 1)}, 400))
-				if err != nil {
-					return err
-				}
+				y := must.Get(x.vector(tensor.Int32, r%devices, bytes.Repeat([]byte{byte(r + 1)}, 400)))
 				for range 3 {
-					v, err := b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Max()})
-					if err != nil {
-						return err
-					}
-					if err := v.Synchronize(x.stream[r%devices]); err != nil {
-						return err
-					}
+					v := must.Get(b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Max()}))
+					must.Do(v.Synchronize(x.stream[r%devices]))
 				}
-				got, err := x.bytes(y, r%devices)
-				if err != nil {
-					return err
-				}
+				got := must.Get(x.bytes(y, r%devices))
 				if !bytes.Equal(got, bytes.Repeat([]byte{3}, 400)) {
 					return fmt.Errorf("got %x", got)
 				}
@@ -377,19 +313,11 @@ func TestDeviceShared(t *testing.T) {
 }
 
 // warm all-reduces a bucket of rank r once, so that the ranks are connected.
-func (x *rank) warm(r int) (*bucket, error) {
-	b, err := x.bucket(r)
-	if err != nil {
-		return nil, err
-	}
-	if err := x.fill(r, b); err != nil {
-		return nil, err
-	}
-	v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{})
-	if err != nil {
-		return nil, err
-	}
-	return b, v.Wait(x.ctx)
+func (x *rank) warm(r int) (_ *bucket, err error) {
+	defer must.Catch(&err)
+	b := must.Get(x.bucket(r))
+	must.Do(x.fill(r, b))
+	return b, must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{})).Wait(x.ctx)
 }
 
 // withoutCall is without for ranks that close together, as those of a ring do.
@@ -417,101 +345,55 @@ func withoutCall(t *testing.T, s setup, m sim.Call, run func(*world) error) erro
 // connection and those of an all-reduce. Every rank gets an error or a result. Nothing is
 // left, and no stream waits for ever (T7).
 func TestDeviceFailedCalls(t *testing.T) {
-	injected := errors.New("injected")
 	for _, tc := range []struct {
 		first bool
 		way   string
 		calls int // at least so many are made
-	}{{true, "", 20}, {false, cuda.DirectWork, 3}} {
-		first := tc.first
-		t.Run(fmt.Sprintf("first %v %s", first, tc.way), func(t *testing.T) {
+	}{{true, "", 21}, {false, cuda.DirectWork, 4}} {
+		t.Run(fmt.Sprintf("first %v %s", tc.first, tc.way), func(t *testing.T) {
 			others, step := 0, 1
-			if testing.Short() && first {
-				step = 5
+			if tc.first {
+				step = testsize.Of(5, 5, 1)
 			}
-			for k := 0; ; k += step {
+			buckets := make([]*bucket, 2)
+			fresh := func(k int) *world {
 				s := onDevices(2)
 				s.options.AllReduce, s.options.DTypes = tc.way, []tensor.DType{tensor.Int32}
 				s = s.quietly()
 				s.sim.Seed, s.sim.Semantics = uint64(k), sim.Semantics(k%2)
 				w := newWorld(t, s)
-				buckets := make([]*bucket, 2)
-				w.each(func(x *rank, r int) (err error) {
-					if first {
-						buckets[r], err = x.bucket(r)
-					} else {
-						buckets[r], err = x.warm(r)
+				w.each(func(x *rank, r int) error {
+					get := x.warm
+					if tc.first {
+						get = x.bucket
 					}
-					if err == nil {
-						err = x.fill(r, buckets[r])
-					}
-					return err
+					buckets[r] = must.Get(get(r))
+					return x.fill(r, buckets[r])
 				})
-				n, failed := atomic.Int64{}, atomic.Pointer[string]{}
-				w.m.Inject(func(c sim.Call) error {
-					if strings.Contains(c.Stream, "caller") || n.Add(1)-1 != int64(k) {
-						return nil
-					}
-					text := c.String()
-					failed.Store(&text)
-					return injected
-				})
-				errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
-					v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{})
-					if err != nil {
-						x.b.Abort(err)
-						return err
-					}
+				return w
+			}
+			failInTurn(t, step, tc.calls, "all_reduce", fresh, nil, func(x *rank, r int) error {
+				v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{})
+				if err == nil {
 					if err := v.Synchronize(x.caller(r)); err != nil {
 						return errors.Join(err, v.Wait(x.ctx))
 					}
-					return v.Wait(x.ctx)
-				})
-				w.m.Inject(nil)
-				err := errors.Join(errs...)
-				if failed.Load() == nil {
-					require.NoError(t, err)
-					w.end()
-					require.Greater(t, k, tc.calls)
-					t.Logf("%d calls failed in turn, %d of them made other work do it", k/step, others)
-					require.Equal(t, first, others > 0)
-					return
 				}
-				what := *failed.Load()
-				if err == nil {
-					for _, x := range w.ranks {
-						require.Equal(t, cuda.HostWork, x.b.Explain().Choices[0].Algorithm, what)
+				return x.ended(v, err)
+			}, func(w *world, failed sim.Call, errs []error) {
+				if err := errors.Join(errs...); err != nil {
+					require.ErrorIs(t, err, errInjected, failed)
+				} else {
+					for _, x := range w.ranks { // without a function that another way needs this one goes on
+						way := x.b.Explain().Choices[0].Algorithm
+						require.Equal(t, w.ranks[0].b.Explain().Choices[0].Algorithm, way, failed)
+						require.True(t, way == cuda.HostWork || failed.Name == "Function", "%v after %v", way, failed)
 					}
 					others++
-				} else {
-					require.ErrorIs(t, err, injected, what)
 				}
-				for r, err := range errs {
-					if err == nil {
-						continue
-					}
-					var e *work.Error
-					require.ErrorAs(t, err, &e, "%v: rank %d", what, r)
-					require.Equal(t, work.AllReduce, e.Info.Op, what)
-					require.Equal(t, r, e.Info.Rank, what)
-				}
-				for _, err := range runEach(w, func(x *rank, _ int, _ chan struct{}) error { return x.b.Close() }) {
-					require.NoError(t, err, what)
-				}
-				for _, x := range w.ranks {
-					require.NoError(t, x.cpu.Close())
-				}
-				require.NoError(t, w.m.Settle(w.ctx), what)
-				for _, x := range w.ranks {
-					x.free()
-				}
-				w.m.Close()
-				for _, f := range w.m.Findings() {
-					var unused *sim.Unused
-					var race *sim.Race
-					require.True(t, errors.As(f, &unused) || errors.As(f, &race), "%v: %v", what, f)
-				}
-			}
+				w.closeInOrder(t, failed)
+			})
+			require.Equal(t, tc.first, others > 0)
 		})
 	}
 }
@@ -532,9 +414,7 @@ func TestDeviceSteady(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := v.Wait(x.ctx); err != nil {
-				return err
-			}
+			must.Do(v.Wait(x.ctx))
 		}
 		return nil
 	})
@@ -544,68 +424,6 @@ func TestDeviceSteady(t *testing.T) {
 	require.Equal(t, before.MadeHosts, after.MadeHosts)
 	require.Equal(t, before.MadeModules, after.MadeModules)
 	w.end()
-}
-
-// TestDeviceConcurrent issues operations of several groups at a time: each result
-// is of its own input (F-17, T14).
-func TestDeviceConcurrent(t *testing.T) {
-	eachSeed(t, 10, func(t *testing.T, seed uint64, sem sim.Semantics) {
-		const groups = 3
-		o := onDevices(3)
-		o.sim.Seed, o.sim.Semantics = seed, sem
-		w := newWorld(t, o)
-		st := newStore(t)
-		w.each(func(x *rank, r int) error {
-			var bs []*cuda.Backend
-			for g := range groups {
-				oo := o.options
-				oo.Driver, oo.CPUOptions = x.d, join(w.fabric)
-				b, err := cuda.New(x.ctx, backend.Options{Store: st, Rank: r, Size: 3, Timeout: patience, Group: fmt.Sprint("h", g), Specific: oo})
-				if err != nil {
-					return err
-				}
-				bs = append(bs, b)
-			}
-			type issued struct {
-				y    *vector
-				v    *work.Work
-				want byte
-			}
-			var all []issued
-			for i := range 10 {
-				for g, b := range bs {
-					y, err := x.vector(tensor.Uint8, r, bytes.Repeat([]byte{byte(10*i + g + r)}, 100+i))
-					if err != nil {
-						return err
-					}
-					v, err := b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Max()})
-					if err != nil {
-						return err
-					}
-					all = append(all, issued{y, v, byte(10*i + g + 2)})
-				}
-			}
-			for _, k := range all {
-				if err := k.v.Wait(x.ctx); err != nil {
-					return err
-				}
-				got, err := x.bytes(k.y, r)
-				if err != nil {
-					return err
-				}
-				if !bytes.Equal(got, bytes.Repeat([]byte{k.want}, len(got))) {
-					return fmt.Errorf("got %x, want all %x", got, k.want)
-				}
-			}
-			for _, b := range bs {
-				if err := b.Close(); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		w.end()
-	})
 }
 
 // newStore returns a store of the process.

@@ -19,6 +19,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -29,16 +30,10 @@ func directly(size int) setup {
 }
 
 // meetDirectly connects a rank with the others, by an all-reduce of a tensor on its own device.
-func (x *rank) meetDirectly(r int) error {
-	y, err := x.vector(tensor.Float32, r, make([]byte, 8))
-	if err != nil {
-		return err
-	}
-	v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
-	if err == nil {
-		err = v.Wait(x.ctx)
-	}
-	return err
+func (x *rank) meetDirectly(r int) (err error) {
+	defer must.Catch(&err)
+	y := must.Get(x.vector(tensor.Float32, r, make([]byte, 8)))
+	return x.wait(x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}))
 }
 
 func (x *rank) does(op work.OpType) backend.Choice {
@@ -69,9 +64,7 @@ func TestDirectCollectives(t *testing.T) {
 			ps = append(ps, draw(rng, name, o.size))
 		}
 		w.each(func(x *rank, r int) error {
-			if err := x.meetDirectly(r); err != nil {
-				return err
-			}
+			must.Do(x.meetDirectly(r))
 			for _, op := range []work.OpType{
 				work.AllReduce, work.AllReduceCoalesced, work.AllGather, work.ReduceScatterTensor, work.Broadcast, work.Reduce, work.Gather, work.Scatter,
 				work.AllToAll, work.AllToAllSingle, work.Barrier, work.Send, work.Recv, work.RecvAnySource,
@@ -104,12 +97,9 @@ func TestInStreamOnce(t *testing.T) {
 		"reduce": func(ctx context.Context, x *rank, _ int, in, _ *tensor.Tensor, _ []*tensor.Tensor) (*work.Work, error) {
 			return x.b.Reduce(ctx, in, backend.ReduceOptions{Root: 1})
 		},
-		"gather": func(ctx context.Context, x *rank, r int, _, out *tensor.Tensor, halves []*tensor.Tensor) (*work.Work, error) {
-			outs, err := halve(out)
-			if err != nil {
-				return nil, err
-			}
-			return x.b.Gather(ctx, one(outs, r == 1), halves[0], backend.GatherOptions{Root: 1})
+		"gather": func(ctx context.Context, x *rank, r int, _, out *tensor.Tensor, halves []*tensor.Tensor) (_ *work.Work, err error) {
+			defer must.Catch(&err)
+			return x.b.Gather(ctx, one(must.Get(halve(out)), r == 1), halves[0], backend.GatherOptions{Root: 1})
 		},
 		"scatter": func(ctx context.Context, x *rank, r int, _, _ *tensor.Tensor, halves []*tensor.Tensor) (*work.Work, error) {
 			return x.b.Scatter(ctx, halves[0], one(halves, r == 0), backend.ScatterOptions{})
@@ -125,9 +115,7 @@ func TestInStreamOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var ins, outs [2]*vector
 			w.each(func(x *rank, r int) (err error) {
-				if ins[r], err = x.vector(tensor.Float32, r, tensorBytes([]float32{1, 2, 3, 4})); err != nil {
-					return err
-				}
+				ins[r] = must.Get(x.vector(tensor.Float32, r, tensorBytes([]float32{1, 2, 3, 4})))
 				outs[r], err = x.vector(tensor.Float32, r, tensorBytes([]float32{5, 6, 7, 8}))
 				return err
 			})
@@ -140,10 +128,8 @@ func TestInStreamOnce(t *testing.T) {
 			})
 			works := make([]*work.Work, 2)
 			for r, x := range w.ranks {
-				halves, err := halve(ins[r].t)
-				require.NoError(t, err)
-				v, err := do(cuda.InStream(x.ctx, x.stream[r]), x, r, ins[r].t, outs[r].t, halves)
-				require.NoError(t, err)
+				halves := must.Get(halve(ins[r].t))
+				v := must.Get(do(cuda.InStream(x.ctx, x.stream[r]), x, r, ins[r].t, outs[r].t, halves))
 				works[r] = v
 			}
 			require.Equal(t, []string{"rank 1/caller 1.1 Launch"}, given)
@@ -181,9 +167,7 @@ func TestBeside(t *testing.T) {
 	const n = 3 << 20 // floats
 	var all, half [2]*vector
 	w.each(func(x *rank, r int) (err error) {
-		if all[r], err = x.vector(tensor.Float32, r, make([]byte, 4*n)); err != nil {
-			return err
-		}
+		all[r] = must.Get(x.vector(tensor.Float32, r, make([]byte, 4*n)))
 		half[r], err = x.vector(tensor.Float32, r, make([]byte, 2*n))
 		return err
 	})
@@ -200,22 +184,16 @@ func TestBeside(t *testing.T) {
 		"reduce_scatter": func(ctx context.Context, b *cuda.Backend, all, half *tensor.Tensor) (*work.Work, error) {
 			return b.ReduceScatterTensor(ctx, half, all, backend.ReduceScatterOptions{})
 		},
-		"all_to_all": func(ctx context.Context, b *cuda.Backend, all, half *tensor.Tensor) (*work.Work, error) {
-			in, err := all.Slice(0, 0, n/2)
-			if err != nil {
-				return nil, err
-			}
+		"all_to_all": func(ctx context.Context, b *cuda.Backend, all, half *tensor.Tensor) (_ *work.Work, err error) {
+			defer must.Catch(&err)
+			in := must.Get(all.Slice(0, 0, n/2))
 			return b.AllToAllSingle(ctx, half, in, nil, nil, backend.AllToAllOptions{})
 		},
 	} {
 		most := func(with func(context.Context, ...driver.Stream) context.Context) uint32 {
 			threads.Store(0)
 			w.each(func(x *rank, r int) error {
-				v, err := do(with(x.ctx, x.stream[r]), x.b, all[r].t, half[r].t)
-				if err != nil {
-					return err
-				}
-				return v.Wait(x.ctx)
+				return must.Get(do(with(x.ctx, x.stream[r]), x.b, all[r].t, half[r].t)).Wait(x.ctx)
 			})
 			return threads.Load()
 		}
@@ -234,10 +212,7 @@ func TestBesideDiffers(t *testing.T) {
 	w := newWorld(t, s.quietly())
 	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
 	errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
-		y, err := x.vector(tensor.Float32, r, make([]byte, 4096))
-		if err != nil {
-			return err
-		}
+		y := must.Get(x.vector(tensor.Float32, r, make([]byte, 4096)))
 		with := []func(context.Context, ...driver.Stream) context.Context{cuda.Beside, cuda.WithStreams}[r]
 		v, err := x.b.AllReduce(with(x.ctx, x.stream[r]), []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
 		if err == nil {
@@ -265,68 +240,20 @@ func halve(t *tensor.Tensor) ([]*tensor.Tensor, error) {
 	return []*tensor.Tensor{a, b}, errors.Join(err, err2)
 }
 
-// TestInStream: a call that is part of a stream gives it a launch, and nothing to any other stream.
-func TestInStream(t *testing.T) {
-	w := newWorld(t, directly(2))
-	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
-	var ts [2]*vector
-	w.each(func(x *rank, r int) (err error) {
-		ts[r], err = x.vector(tensor.Float32, r, tensorBytes([]float32{1, 2}))
-		return err
-	})
-	var given []string
-	w.m.Skip(func(c sim.Call) bool {
-		if strings.HasPrefix(c.Stream, "rank 0/") {
-			given = append(given, c.Stream+" "+c.Name)
-		}
-		return false
-	})
-	works := make([]*work.Work, 2)
-	for r, x := range w.ranks {
-		v, err := x.b.AllReduce(cuda.InStream(x.ctx, x.stream[r]), []*tensor.Tensor{ts[r].t}, backend.AllReduceOptions{})
-		require.NoError(t, err)
-		works[r] = v
-	}
-	require.Equal(t, []string{"rank 0/caller 0.0 Launch"}, given)
-	given = nil
-	for r, x := range w.ranks {
-		_, err := x.b.AllReduce(cuda.InStream(x.ctx, x.stream[r]), []*tensor.Tensor{ts[r].t}, backend.AllReduceOptions{})
-		require.NoError(t, err)
-	}
-	require.Equal(t, []string{"rank 0/caller 0.0 Launch", "rank 0/caller 0.0 Record"}, given, "the first one is under way")
-	w.m.Skip(nil)
-	w.each(func(x *rank, r int) error {
-		got, err := x.bytes(ts[r], r)
-		if err != nil {
-			return err
-		}
-		return errors.Join(same(got, tensorBytes([]float32{4, 8})), works[r].Wait(x.ctx))
-	})
-	w.end()
-}
-
 // TestDirectEnds: a Work of direct work ends though nobody waits for it, and says so when asked.
 func TestDirectEnds(t *testing.T) {
 	w := newWorld(t, directly(2))
 	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
 	w.each(func(x *rank, r int) error {
 		for range 3 {
-			y, err := x.vector(tensor.Float32, r, make([]byte, 8))
-			if err != nil {
-				return err
-			}
-			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
-			if err != nil {
-				return err
-			}
+			y := must.Get(x.vector(tensor.Float32, r, make([]byte, 8)))
+			v := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}))
 			select {
 			case <-v.Done():
 			case <-x.ctx.Done():
 				return errors.New("nobody ends the Work")
 			}
-			if v, err = x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}); err != nil {
-				return err
-			}
+			v = must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}))
 			for !v.IsCompleted() {
 				time.Sleep(time.Microsecond)
 			}
@@ -345,31 +272,15 @@ func TestDirectBesideMessages(t *testing.T) {
 	w := newWorld(t, directly(2))
 	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
 	w.each(func(x *rank, r int) error {
-		a, err := x.vector(tensor.Float32, r, tensorBytes([]float32{1, 2}))
-		if err != nil {
-			return err
-		}
-		b, err := x.vector(tensor.Float32, r, tensorBytes([]float32{float32(r)}))
-		if err != nil {
-			return err
-		}
+		a := must.Get(x.vector(tensor.Float32, r, tensorBytes([]float32{1, 2})))
+		b := must.Get(x.vector(tensor.Float32, r, tensorBytes([]float32{float32(r)})))
 		reduce := func() (*work.Work, error) {
 			return x.b.AllReduce(x.ctx, []*tensor.Tensor{a.t}, backend.AllReduceOptions{})
 		}
 		if r == 0 {
-			v, err := reduce()
-			if err != nil {
-				return err
-			}
-			u, err := x.b.Send(x.ctx, b.t, 1, backend.P2POptions{})
-			if err != nil {
-				return err
-			}
-			last, err := x.b.Send(x.ctx, a.t, 1, backend.P2POptions{Tag: 1})
-			if err != nil {
-				return err
-			}
-			return work.WaitAll(x.ctx, v, u, last)
+			v := must.Get(reduce())
+			u := must.Get(x.b.Send(x.ctx, b.t, 1, backend.P2POptions{}))
+			return work.WaitAll(x.ctx, v, u, must.Get(x.b.Send(x.ctx, a.t, 1, backend.P2POptions{Tag: 1})))
 		}
 		u, err := x.b.Recv(x.ctx, b.t, 0, backend.P2POptions{})
 		if err == nil {
@@ -378,14 +289,8 @@ func TestDirectBesideMessages(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		v, err := reduce()
-		if err != nil {
-			return err
-		}
-		c, err := x.vector(tensor.Float32, r, make([]byte, 8))
-		if err != nil {
-			return err
-		}
+		v := must.Get(reduce())
+		c := must.Get(x.vector(tensor.Float32, r, make([]byte, 8)))
 		if u, err = x.b.Recv(x.ctx, c.t, 0, backend.P2POptions{Tag: 1}); err == nil {
 			err = work.WaitAll(x.ctx, u, v)
 		}
@@ -398,115 +303,6 @@ func TestDirectBesideMessages(t *testing.T) {
 	w.end()
 }
 
-// TestDirectFaults lets direct operations end that cannot end well: a rank that does not come,
-// dies, gives up, or loses its device. The culprit is named on every rank.
-func TestDirectFaults(t *testing.T) {
-	type event func(w *world, r int, v *work.Work) // what happens when all but rank 2 wait
-	fault := func(name string, timeout time.Duration, cause event, check func(t *testing.T, errs []error)) {
-		for _, in := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, in a stream %v", name, in), func(t *testing.T) {
-				s := directly(3)
-				s.timeout = patience
-				w := newWorld(t, s)
-				w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
-				if timeout > 0 {
-					for _, x := range w.ranks {
-						x.b.SetTimeout(timeout)
-					}
-				}
-				errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
-					y, err := x.vector(tensor.Float32, r, make([]byte, 40))
-					if err != nil || r == 2 {
-						return err
-					}
-					ctx, cancel := context.WithCancel(x.ctx)
-					defer cancel()
-					if in {
-						ctx = cuda.InStream(ctx, x.stream[r])
-					}
-					v, err := x.b.AllReduce(ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
-					if err != nil {
-						return err
-					}
-					if name == "the context ends" && r == 1 {
-						defer time.AfterFunc(20*time.Millisecond, cancel).Stop()
-					}
-					if cause != nil {
-						cause(w, r, v)
-					}
-					if err = v.Wait(x.ctx); err != v.Err() {
-						return fmt.Errorf("Wait returned %w, Err %w", err, v.Err())
-					}
-					if _, again := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}); again == nil {
-						return errors.New("the group is of no more use, but takes an operation")
-					}
-					return err
-				})
-				for r := range 2 {
-					named(t, errs[r], r, 1)
-				}
-				check(t, errs[:2])
-				runEach(w, func(x *rank, _ int, _ chan struct{}) error { return x.b.Close() })
-				for _, x := range w.ranks {
-					require.NoError(t, x.cpu.Close())
-				}
-				require.NoError(t, w.m.Settle(w.ctx))
-				for _, x := range w.ranks {
-					x.free()
-				}
-				var leak *sim.Leak
-				var life *sim.Lifetime
-				err := w.m.Close()
-				kept := name == "a device is lost" || name == "another rank closes"
-				require.False(t, !kept && (errors.As(err, &leak) || errors.As(err, &life)), "%v", err)
-			})
-		}
-	}
-	is := func(want error, peer int) func(t *testing.T, errs []error) {
-		return func(t *testing.T, errs []error) {
-			for _, err := range errs {
-				require.ErrorIs(t, err, want)
-				var e *work.Error
-				require.ErrorAs(t, err, &e)
-				if peer >= 0 {
-					require.Equal(t, peer, e.Peer, "%v", err)
-				}
-			}
-		}
-	}
-	fault("a rank does not come", 2*time.Second, nil, func(t *testing.T, errs []error) {
-		is(work.ErrTimeout, 2)(t, errs)
-		require.True(t, slices.ContainsFunc(errs, func(err error) bool {
-			return strings.Contains(err.Error(), "the device of rank 2 has not done its part")
-		}), "%v", errs)
-	})
-	fault("a rank dies", 0, func(w *world, r int, _ *work.Work) {
-		if r == 0 {
-			w.fabric.Kill("g/cuda/0", 2)
-		}
-	}, is(work.ErrPeerDied, 2))
-	fault("a Work is aborted", 0, func(_ *world, r int, v *work.Work) {
-		if r == 1 {
-			v.Abort(errors.New("no more"))
-		}
-	}, is(work.ErrAborted, 1))
-	fault("the context ends", 0, nil, is(work.ErrCanceled, -1))
-	fault("a device is lost", 0, func(w *world, r int, _ *work.Work) {
-		if r == 1 {
-			w.m.Lose(1, errors.New("fell off the bus"))
-		}
-	}, func(t *testing.T, errs []error) {
-		require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, driver.ErrDeviceLost) }), "%v", errs)
-	})
-	// Rank 2 waits until the others have let go of its memory, and keeps it.
-	defer cuda.SetCloseLimit(200 * time.Millisecond)()
-	fault("another rank closes", 0, func(w *world, r int, _ *work.Work) {
-		if r == 0 {
-			w.ranks[2].b.Close()
-		}
-	}, is(work.ErrPeerLeft, 2))
-}
-
 // TestBlameWaitsAlone has a kernel that cannot report why it gave up, because it has not begun. While the group
 // waits for the report, other goroutines wait for nothing.
 func TestBlameWaitsAlone(t *testing.T) {
@@ -514,19 +310,16 @@ func TestBlameWaitsAlone(t *testing.T) {
 	w := newWorld(t, directly(2))
 	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
 	x := w.ranks[0]
-	word, err := x.d.AllocHost(4)
-	require.NoError(t, err)
+	word := must.Get(x.d.AllocHost(4))
 	x.close = append(x.close, word)
-	y, err := x.vector(tensor.Float32, 0, make([]byte, 8))
-	require.NoError(t, err)
+	y := must.Get(x.vector(tensor.Float32, 0, make([]byte, 8)))
 	require.NoError(t, x.stream[0].WaitValue(word.Ptr(), 1, driver.AtLeast))
 	x.b.SetTimeout(20 * time.Millisecond)
-	v, err := x.b.AllReduce(cuda.InStream(x.ctx, x.stream[0]), []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
-	require.NoError(t, err)
+	v := must.Get(x.b.AllReduce(cuda.InStream(x.ctx, x.stream[0]), []*tensor.Tensor{y.t}, backend.AllReduceOptions{}))
 	ended := make(chan error)
 	go func() { ended <- v.Wait(x.ctx) }()
 	time.Sleep(100 * time.Millisecond) // the group waits for the report now
-	soon(t, "a call", func() {
+	must.End(t, "a call", func() {
 		for range 100 {
 			v.IsCompleted()
 			x.b.Send(x.ctx, y.t, 1, backend.P2POptions{})

@@ -11,14 +11,14 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
 // TestDirectPlaces: the kernels of all groups of a process but the largest fit on a device at once. Later
 // groups have smaller ones, and those for which there is no room go through the host until others have closed.
 func TestDirectPlaces(t *testing.T) {
-	d, err := sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All(), NoCheck: true, Memory: 64 << 20})
-	require.NoError(t, err)
+	d := must.Get(sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All(), NoCheck: true, Memory: 64 << 20}))
 	// The devices have 132 multiprocessors. The largest kernel has 128 blocks, the second 32, the others 16.
 	// Three have two lanes of a block for messages; devices of so little memory have no larger ones.
 	const most, taken = 7, 32 + 5*16 + 3*2

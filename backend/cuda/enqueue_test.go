@@ -15,6 +15,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -85,12 +86,8 @@ func TestCallsEnqueueLittle(t *testing.T) {
 				var works []*work.Work
 				done := sync.OnceFunc(made.Done)
 				defer done()
-				if p, err = x.pairOf(random(t, uint64(r)), tensor.Int32, r, c.shape, true); err != nil {
-					return err
-				}
-				if open, err = x.gate(x.caller(r)); err != nil {
-					return err
-				}
+				p = must.Get(x.pairOf(random(t, uint64(r)), tensor.Int32, r, c.shape, true))
+				open = must.Get(x.gate(x.caller(r)))
 				defer open()
 				returned := make(chan error, 1)
 				go func() {
@@ -153,14 +150,10 @@ func TestFeederKeepsOrder(t *testing.T) {
 		last := s.size - 1
 		w := newWorld(t, s)
 		w.each(func(x *rank, r int) error {
-			if err := x.meetDirectly(r); err != nil {
-				return err
-			}
+			var err error
+			must.Do(x.meetDirectly(r))
 			// No kernels add elements of this type.
-			p, err := x.pairOf(random(t, 100*seed+uint64(r)), tensor.Int16, r, flat(n), true)
-			if err != nil {
-				return err
-			}
+			p := must.Get(x.pairOf(random(t, 100*seed+uint64(r)), tensor.Int16, r, flat(n), true))
 			rng := random(t, seed)
 			var works []*work.Work
 			for range 30 {
@@ -171,10 +164,7 @@ func TestFeederKeepsOrder(t *testing.T) {
 					b backend.Backend
 					t *tensor.Tensor
 				}{{x.b, p.dev}, {x.cpu, p.cpu}} {
-					part, err := on.t.Slice(0, lo, hi)
-					if err != nil {
-						return err
-					}
+					part := must.Get(on.t.Slice(0, lo, hi))
 					ctx := x.ctx
 					if within && on.t == p.dev {
 						ctx = cuda.InStream(ctx, x.stream[r])
@@ -203,13 +193,9 @@ func TestFeederKeepsOrder(t *testing.T) {
 				}
 			}
 			for _, v := range works {
-				if err := v.Synchronize(x.stream[r]); err != nil {
-					return err
-				}
+				must.Do(v.Synchronize(x.stream[r]))
 			}
-			if err := x.back(p); err != nil {
-				return err
-			}
+			must.Do(x.back(p))
 			return x.checks(work.WaitAll(x.ctx, works...), p)
 		})
 		w.end()

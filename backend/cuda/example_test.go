@@ -4,15 +4,14 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"slices"
 	"sync"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
-	"github.com/c10d-go/c10d/tensor"
 )
 
 // Two ranks average gradients that are in device memory. The devices are
@@ -29,7 +28,7 @@ func Example() {
 			d, err := machine.Process(fmt.Sprint("rank ", rank))
 			check(err)
 			g, err := pg.New(ctx, st, rank, 2, pg.Options{
-				Backend: "cpu:gloo,cuda:cuda", BackendOptions: []backend.SpecificOptions{cuda.Options{Driver: d}},
+				Backend: "cpu:gloo,cuda:cuda", BackendOptions: pg.BackendOptions{cuda.Options{Driver: d}},
 			})
 			check(err)
 			check(train(ctx, g, d, rank))
@@ -39,7 +38,7 @@ func Example() {
 	ranks.Wait()
 	fmt.Println("wrong:", machine.Close())
 	// Output:
-	// every gradient is 0x0303
+	// every gradient is 1.5 1.5
 	// wrong: <nil>
 }
 
@@ -48,50 +47,31 @@ func train(ctx context.Context, g *pg.ProcessGroup, d driver.Driver, rank int) e
 	if err != nil {
 		return err
 	}
-	stream, err := gpu.NewStream(driver.StreamOptions{})
+	stream, err := gpu.NewStream()
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
-	mem, err := gpu.Alloc(1000)
+	grad, err := cuda.ToDevice(ctx, d, stream, slices.Repeat([]float32{float32(rank + 1)}, 500))
 	if err != nil {
 		return err
 	}
-	defer mem.Close()
-	grad, err := tensor.OnDevice(tensor.Uint16, mem, 500)
-	if err != nil {
-		return err
-	}
-	host, err := d.AllocHost(1000)
-	if err != nil {
-		return err
-	}
-	defer host.Close()
+	defer cuda.Free(grad)
 
-	// The backward pass, the sum, and what comes after it are only enqueued.
-	if err := stream.Memset(mem.Ptr(), byte(rank+1), 1000); err != nil {
-		return err
-	}
-	w, err := g.AllReduce(cuda.WithStreams(ctx, stream), []*tensor.Tensor{grad}, backend.AllReduceOptions{})
+	// The average, and what comes after it in the stream, are only enqueued.
+	w, err := g.AllReduce(ctx, grad, pg.Avg())
 	if err != nil {
 		return err
 	}
 	if err := w.Synchronize(stream); err != nil {
 		return err
 	}
-	if err := stream.Copy(host.Ptr(), mem.Ptr(), 1000); err != nil {
-		return err
-	}
-	done, err := stream.Record()
+	result, err := cuda.ToHost[float32](ctx, d, stream, grad)
 	if err != nil {
 		return err
 	}
-	defer done.Release()
-	if err := done.Sync(ctx); err != nil {
-		return err
-	}
 	if rank == 0 {
-		fmt.Printf("every gradient is %#04x\n", uint16(host.Bytes()[0])|uint16(host.Bytes()[999])<<8)
+		fmt.Println("every gradient is", result[0], result[499])
 	}
 	return w.Wait(ctx)
 }

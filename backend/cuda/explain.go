@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
-	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/tensor"
@@ -21,70 +19,38 @@ import (
 // RegisteredMemory is the Choice.Op of memory that the other ranks have mapped, in Explain.
 const RegisteredMemory = "registered memory"
 
-// Explain says which work does an all-reduce and why, how the CPU backend below does
-// the host's part, and what this rank does without.
+// Explain says which work does each operation and why, how the CPU backend below does
+// the host's part, and what this rank does without. It asks the works about calls as issue does.
 func (b *Backend) Explain() backend.Explanation {
 	e := backend.Explanation{Backend: Name, Rank: b.g.Rank, Size: b.g.Size, Wire: "host"}
+	var below []backend.Choice
 	if x, ok := b.g.CPU.(backend.Explainer); ok {
 		inner := x.Explain()
 		e.Hosts, e.Wire, e.Links = inner.Hosts, inner.Wire, inner.Links
 		e.Why = fmt.Sprintf("the ranks' hosts talk, through backend %s: %s", inner.Backend, inner.Why)
 		for _, c := range inner.Choices {
 			c.Op = b.g.CPU.Name() + " " + c.Op
-			e.Choices = append(e.Choices, c)
+			below = append(below, c)
 		}
 	}
-	if b.clusters != nil {
-		e.Clusters = b.clusterParts()
+	if k := b.clusters(); k != nil {
+		e.Clusters = clusterParts(k.Layout)
 	}
 	if why := b.g.Board.Why; why != nil {
 		e.Why += "; calls of ranks on this host are not all compared when they are made: " + strings.ReplaceAll(why.Error(), "\n", "; ")
 	}
-	e.Choices = append(append(b.explainAllReduce(), b.explainSparse()), e.Choices...)
 	if b.g.Size > 1 && (b.direct.Can() != nil || !errors.Is(b.direct.Known(), group.ErrNotAsked)) {
 		e.DeviceLink = string(b.link())
 	}
-	chunked := fmt.Sprintf("by way of page-locked memory, in chunks of %d bytes", b.options.Chunk)
-	for op := work.Broadcast; op <= work.ReduceScatterTensorCoalesced; op++ {
-		c := backend.Choice{Op: op.String(), UpTo: -1, Algorithm: HostWork, Why: chunked}
-		switch op {
-		case work.AllReduceCoalesced, work.AllGather, work.AllGatherIntoTensor, work.AllGatherCoalesced,
-			work.ReduceScatter, work.ReduceScatterTensor, work.ReduceScatterTensorCoalesced:
-			e.Choices = append(e.Choices, b.explainRanges(op, c)...)
-			continue
-		case work.Reduce, work.Gather, work.Scatter, work.AllToAll, work.AllToAllSingle:
-			if op == work.AllToAll || op == work.AllToAllSingle {
-				c.Why = "by way of page-locked memory, in one piece"
-			}
-			e.Choices = append(e.Choices, b.explainRanges(op, c)...)
-			continue
-		case work.Broadcast:
-			e.Choices = append(e.Choices, b.explainBroadcast()...)
-			continue
-		case work.AllReduce, work.Coalesced, work.AllReduceSparse:
-			continue
-		case work.Send, work.Recv, work.RecvAnySource:
-			c.Why = "by way of page-locked memory, in one piece"
-			if b.clusters != nil {
-				break
-			}
-			if why := b.direct.HasLanes(); why != nil {
-				c.Why += "; not " + DirectWork + ": " + why.Error()
-			} else {
-				c.Algorithm = DirectWork
-				c.Why = "one kernel of each of the two ranks; messages with a tag other than 0 go by way of page-locked memory"
-				if op == work.RecvAnySource {
-					c.Why = "one kernel of each of the two ranks, to page-locked memory and from there to the tensor; so do tags other than 0, through the hosts"
-				}
-			}
-		case work.Barrier:
-			c.Why = "after this rank's earlier collectives"
-			if b.clusters == nil && b.direct.Mesh() == nil {
-				c.Algorithm = DirectWork
-				c.Why = "one kernel of each rank meets the others; the hosts meet after a collective that went through them"
-			}
+	e.Choices = append(b.explainOp(work.AllReduce), b.explainSparse())
+	e.Choices = append(e.Choices, below...)
+	for op := range operations {
+		if op := work.OpType(op); op != work.AllReduce && operations[op].host != nil {
+			e.Choices = append(e.Choices, b.explainOp(op)...)
 		}
-		e.Choices = append(e.Choices, c)
+		if op := work.OpType(op); op.IsP2P() {
+			e.Choices = append(e.Choices, b.explainMessages(op))
+		}
 	}
 	if n, most, bytes, ok := b.direct.Registered(); ok {
 		e.Choices = append(e.Choices, backend.Choice{
@@ -95,80 +61,77 @@ func (b *Backend) Explain() backend.Explanation {
 	return e
 }
 
-// ranges returns the ways of an operation by size, as far as the ranks know yet. Sizes are of a
-// rank's tensors, -1 for any.
-func (b *Backend) ranges(op plan.Op) []ways.Range {
-	w := b.far()
+// explainMessages says how messages go.
+func (b *Backend) explainMessages(op work.OpType) backend.Choice {
+	c := backend.Choice{Op: op.String(), UpTo: -1, Algorithm: HostWork, Why: "by way of page-locked memory, in one piece"}
+	switch why := b.direct.HasLanes(); {
+	case why != nil:
+		c.Why += "; not " + DirectWork + ": " + why.Error()
+	case op == work.RecvAnySource:
+		c.Algorithm = DirectWork
+		c.Why = "one kernel of each of the two ranks, to page-locked memory and from there to the tensor; so do tags other than 0, through the hosts"
+	default:
+		c.Algorithm = DirectWork
+		c.Why = "one kernel of each of the two ranks; messages with a tag other than 0 go by way of page-locked memory"
+	}
+	return c
+}
+
+// ranges returns the ways of an operation by size, as far as the ranks know yet.
+func (b *Backend) ranges(op work.OpType) []ways.Range {
+	if op == work.Barrier {
+		return []ways.Range{{UpTo: -1}}
+	}
+	w, row := b.far(), &operations[op]
 	if l := b.link(); l == ways.Peers || l == ways.Neighbours {
 		w = b.near()
 	}
-	all := w.Ranges(op)
-	if op == plan.OpAllToAll {
-		all = []ways.Range{*w.Of(op, ways.UnknownBytes)} // no rank knows the others' sizes
+	if row.plan == plan.OpAllToAll {
+		return []ways.Range{{UpTo: math.MaxInt64}} // no rank knows the others' sizes
 	}
-	for i := range all {
-		if op == plan.OpAllGather || op == plan.OpReduceScatter || op == plan.OpGather || op == plan.OpScatter {
-			all[i].UpTo = min(all[i].UpTo, math.MaxInt64/int64(b.g.Size)) * int64(b.g.Size) // it was a rank's block
-		}
-	}
-	all[len(all)-1].UpTo = -1
-	return all
+	return w.Ranges(row.plan)
 }
 
-// said returns a way and why it is taken.
-func said(r ways.Range) string { return fmt.Sprintf("%v: %s", r.Way, r.Why) }
-
-// betweenOps are operations that go through clusters, besides all-reduce and broadcast. The blocks of the others
-// enter a cluster once through the hosts too.
-var betweenOps = []plan.Op{plan.OpAllGather, plan.OpReduceScatter, plan.OpReduce}
-
-// explainRanges says how an operation goes that kernels can do. C is its way through the host.
-func (b *Backend) explainRanges(op work.OpType, c backend.Choice) (all []backend.Choice) {
-	not := cmp.Or(b.direct.Can(), b.direct.Known())
-	if b.clusters != nil && (op == work.AllReduceCoalesced || slices.Contains(betweenOps, planned(op))) {
-		c.Algorithm, c.Why = ClustersWork, b.explainClusters()
-		return []backend.Choice{c}
-	}
-	if not != nil {
-		c.Why += "; not " + DirectWork + ": " + not.Error()
-		return []backend.Choice{c}
-	}
-	if not = b.direct.Mesh(); not != nil {
-		c.Why += "; not " + DirectWork + ": " + not.Error()
-	}
-	for _, r := range b.ranges(planned(op)) {
-		x := c
-		switch x.UpTo = r.UpTo; {
-		case r.Name == ways.Ring:
-			x.Algorithm, x.Why = RingWork, b.explainRing()
-		case r.Kernels():
-			x.Algorithm, x.Why = DirectWork, directway.Why
+// explainOp asks the works about a call of each range of sizes.
+func (b *Backend) explainOp(op work.OpType) (all []backend.Choice) {
+	row, least := &operations[op], int64(0)
+	for _, r := range b.ranges(op) {
+		bytes := int(min(least, math.MaxInt32/2)) // of a call in the range
+		if row.plan == plan.OpAllToAll {
+			bytes = ways.UnknownBytes
 		}
-		x.Why += "; " + said(r)
-		all = append(all, x)
-	}
-	return all
-}
-
-// explainAllReduce asks the works about a tensor of each range of sizes.
-func (b *Backend) explainAllReduce() (all []backend.Choice) {
-	op := work.AllReduce.String()
-	least := int64(0)
-	for _, r := range b.ranges(plan.OpAllReduce) {
-		n := int(min(least/4, math.MaxInt32/8)) + 1 // elements, of which the last begins in the range
-		least = r.UpTo
+		least = r.UpTo + 1
+		n := bytes/4 + 1
 		t, err := tensor.OnDevice(tensor.Float32, nowhere{4 * n}, n)
 		if err != nil {
 			break
 		}
-		c := b.explainWork(t)
-		c.Op, c.UpTo = op, r.UpTo
-		if len(all) > 0 && all[len(all)-1].Algorithm == c.Algorithm && all[len(all)-1].Why == c.Why {
-			all = all[:len(all)-1]
+		c := b.probe(op, t)
+		c.bytes = bytes
+		for _, x := range b.explainCall(c) {
+			if x.UpTo < 0 && r.UpTo != math.MaxInt64 {
+				x.UpTo = r.UpTo
+				if row.block { // it was a rank's block
+					x.UpTo = min(r.UpTo, math.MaxInt64/int64(b.g.Size)) * int64(b.g.Size)
+				}
+			}
+			if last := len(all) - 1; last >= 0 && all[last].Algorithm == x.Algorithm && all[last].Why == x.Why {
+				all = all[:last]
+			}
+			all = append(all, x)
 		}
-		all = append(all, c)
 	}
 	return all
+}
+
+// probe returns a call of an operation on a tensor that has no memory.
+func (b *Backend) probe(op work.OpType, t *tensor.Tensor) *call {
+	c := &call{b: b, op: op, out: []*tensor.Tensor{t}, reduce: backend.Sum()}
+	c.print = board.Call{DType: t.DType(), Sparse: t.Layout() != tensor.Strided}
+	if operations[op].plan.Reduces() {
+		c.print.With = board.Reducing(c.reduce)
+	}
+	return c
 }
 
 // explainSparse asks the works about a sparse tensor.
@@ -180,73 +143,67 @@ func (b *Backend) explainSparse() (c backend.Choice) {
 		t, err = tensor.Sparse(at, values, 1)
 	}
 	if err == nil {
-		c = b.explainWork(t)
+		c = b.explainCall(b.probe(work.AllReduce, t))[0]
 	} else {
-		c.Algorithm, c.Why = "none", err.Error()
+		c.Algorithm, c.Why, c.UpTo = "none", err.Error(), -1
 	}
-	c.Op, c.UpTo = "all_reduce, sparse", -1
+	c.Op = "all_reduce, sparse"
 	return c
 }
 
-// explainWork says which work all-reduces a tensor, and why.
-func (b *Backend) explainWork(t *tensor.Tensor) (c backend.Choice) {
-	a := allReduce{b: b, ts: []*tensor.Tensor{t}, op: backend.Sum(), probe: true}
-	name, registered, err := a.findWork()
+// explainCall says which work does a call, and why. A broadcast through the hosts may depend on the number of chunks.
+func (b *Backend) explainCall(c *call) []backend.Choice {
+	x := backend.Choice{Op: c.op.String(), UpTo: -1}
+	wanted, option := c.wanted()
+	w, not, err := c.choose(false)
 	if err != nil {
-		c.Algorithm, c.Why = "none", err.Error()
-		return c
+		x.Algorithm, x.Why = "none", err.Error()
+		if why := errors.Unwrap(err); wanted != "" && why != nil {
+			x.Why = option + " asks for it: " + why.Error()
+		}
+		return []backend.Choice{x}
 	}
-	c.Algorithm = name
-	how := ""
+	x.Algorithm, x.Why = w.Name, "the work of the highest priority that can do it"
+	if wanted != "" {
+		x.Why = option + " asks for it"
+	}
+	for _, why := range not {
+		x.Why += "; not " + why
+	}
+	host, through := w.Do.(hostWay)
 	switch {
-	case registered != nil:
-	case name == SparseWork:
-		how = "; entries go by way of page-locked memory through backend " + b.g.CPU.Name() + ", and the result to new device memory"
-	case name == ClustersWork:
-		how = "; " + b.explainClusters()
-	case name == RingWork:
-		how = "; " + b.explainRing() + "; " + said(*a.way)
-	case b.g.Size == 1 && b.options.AllReduce == "":
-		how = "; there is one rank: kernels combine its tensors on the device of the first, and a tree of copies gives all the result. By way of page-locked memory go those with holes or in CPU memory, and what no kernel combines"
-		if err := group.Lacks(b.g.Driver); err != nil {
-			how = "; several tensors go by way of page-locked memory: " + err.Error()
-		}
+	case c.op != work.Broadcast || !through:
+	case b.g.Size == 1:
+		x.Algorithm = "local"
+	case host.table(c).Name == "":
+		return b.explainChunks(x)
 	default:
-		how = "; " + said(*a.way)
-		if x := b.g.Exchange.Load(); a.way.Name == ways.HostShared && x != nil {
-			how = "; " + b.explainExchange(x) + how
+		x.Algorithm = host.table(c).Name
+	}
+	if how := w.Do.How(c); how != "" {
+		x.Why += "; " + how
+	}
+	return []backend.Choice{x}
+}
+
+// explainChunks says how broadcasts go whose way depends on the number of chunks.
+func (b *Backend) explainChunks(x backend.Choice) (all []backend.Choice) {
+	chunk := b.options.Chunk
+	for n := 1; ; {
+		way, last := group.WayOf(b.g.Size, n), group.WayUpTo(b.g.Size, n)
+		c := x
+		c.Algorithm = way
+		c.Why += fmt.Sprintf("; %sby way of page-locked memory, in chunks of %d bytes; from one tensor of a rank to the others by a tree of copies", relayed[way], chunk)
+		if last >= 0 && last < group.PiecesOf(1) {
+			c.UpTo = int64(last) * int64(chunk)
+			c.Why += fmt.Sprintf("; the fewest messages one after the other for %d ranks and up to %d chunks", b.g.Size, last)
 		}
+		all = append(all, c)
+		if c.UpTo < 0 {
+			return all
+		}
+		n = last + 1
 	}
-	if b.options.AllReduce != "" && t.Layout() == tensor.Strided {
-		c.Why = "Options.AllReduce asks for it" + how
-		return c
-	}
-	c.Why = "the work of the highest priority that can do it"
-	for _, why := range a.refusals(name) {
-		c.Why += "; not " + why
-	}
-	c.Why += how
-	return c
-}
-
-// explainRing says how calls go round the ring.
-func (b *Backend) explainRing() string {
-	return fmt.Sprintf("%s, in a ring of the ranks %v", directway.WhyRing, b.direct.Order())
-}
-
-// explainExchange says how all-reduces go through the host.
-func (b *Backend) explainExchange(x *hostshm.Exchange) string {
-	if x.Why != nil {
-		return fmt.Sprintf("through backend %s, not memory that the ranks share: %v", b.g.CPU.Name(), x.Why)
-	}
-	s := fmt.Sprintf("in chunks of up to %d bytes through page-locked memory that the ranks share, each rank's CPUs (%d) combining a part", b.options.Chunk, x.Crew.N)
-	if err := x.Unlocked.Load(); err != nil {
-		s += fmt.Sprintf("; this rank's host copies to it and from it: %v", *err)
-	}
-	if err := x.Lacks.Load(); err != nil {
-		s += fmt.Sprintf("; small ones in several commands of the device, not one kernel: %v", *err)
-	}
-	return s
 }
 
 // nowhere is memory that only stands for a device's.

@@ -17,6 +17,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -86,23 +88,18 @@ func TestF13Pipelined(t *testing.T) {
 		}
 	}
 	onAllReduce.Store(&f)
-	_, err := w.ranks[0].kept(0, 0)
-	require.NoError(t, err)
-	_, err = w.ranks[0].run(w.ranks[0].tensors[0])
-	require.NoError(t, err)
+	must.Get(w.ranks[0].kept(0, 0))
+	must.Get(w.ranks[0].run(w.ranks[0].tensors[0]))
 	require.Equal(t, slots, first, "of %d chunks are on the host when the first is reduced", chunks)
 	require.Equal(t, chunks-1, up, "of %d chunks are back when the last is reduced", chunks)
 	w.ranks[0].tensors = nil
 	w.end()
 }
 
-// TestF10ToF14ThroughHosts all-reduces device tensors by each algorithm of the CPU backend but the hierarchical ones:
+// TestF10ToF14ThroughHosts all-reduces device tensors by each algorithm of the CPU backend:
 // ring, halving-doubling, bcube, the ring over the callback registry and the others (F-10 to F-14, F-36).
 func TestF10ToF14ThroughHosts(t *testing.T) {
 	for i, name := range gloo.AllReduceAlgorithms() {
-		if strings.HasPrefix(name, "hierarchical") {
-			continue
-		}
 		w := newWorld(t, setup{
 			size: 2 + i%4, sim: sim.Config{Devices: 2, Seed: uint64(i)}, options: cuda.Options{Chunk: 100, Slots: 2},
 			vary: func(o *cuda.Options, _ int) {
@@ -114,10 +111,7 @@ func TestF10ToF14ThroughHosts(t *testing.T) {
 		w.each(func(x *rank, r int) error {
 			for k, n := range []int{0, 1, 3, 60} {
 				for _, many := range []int{1, 2} {
-					ps, err := x.several(rand.New(rand.NewPCG(uint64(k), uint64(r))), tensor.Int32, many, n, false)
-					if err != nil {
-						return err
-					}
+					ps := must.Get(x.several(rand.New(rand.NewPCG(uint64(k), uint64(r))), tensor.Int32, many, n, false))
 					if err := x.sums(ps, backend.Sum()); err != nil {
 						return fmt.Errorf("%s, %d elements: %w", name, 2*n, err)
 					}
@@ -149,37 +143,21 @@ func TestF15HostWork(t *testing.T) {
 				continue
 			}
 			w.each(func(x *rank, r int) error {
-				opened, err := x.gate(x.stream[0])
-				if err != nil {
-					return err
-				}
+				opened := must.Get(x.gate(x.stream[0]))
 				defer opened()
-				ps, err := x.several(rand.New(rand.NewPCG(uint64(k), uint64(r))), d, 1+k%3, 20, k%2 == 0)
-				if err != nil {
-					return err
-				}
-				v, err := x.b.AllReduce(x.ctx, devs(ps), backend.AllReduceOptions{Op: op})
-				if err != nil {
-					return err
-				}
+				ps := must.Get(x.several(rand.New(rand.NewPCG(uint64(k), uint64(r))), d, 1+k%3, 20, k%2 == 0))
+				v := must.Get(x.b.AllReduce(x.ctx, devs(ps), backend.AllReduceOptions{Op: op}))
 				held := false
 				for _, p := range ps {
 					held = held || p.device == 0
-					if err := errors.Join(v.Synchronize(x.stream[p.device]), x.back(p)); err != nil {
-						return err
-					}
+					must.Do(errors.Join(v.Synchronize(x.stream[p.device]), x.back(p)))
 				}
 				if held && v.IsCompleted() {
 					return errors.New("the Work has ended, and the tensors have not been written")
 				}
 				opened()
-				c, err := x.cpu.AllReduce(x.ctx, cpus(ps), backend.AllReduceOptions{Op: op})
-				if err != nil {
-					return err
-				}
-				if err := work.WaitAll(x.ctx, v, c); err != nil {
-					return err
-				}
+				c := must.Get(x.cpu.AllReduce(x.ctx, cpus(ps), backend.AllReduceOptions{Op: op}))
+				must.Do(work.WaitAll(x.ctx, v, c))
 				for _, p := range ps {
 					if err := x.check(p); err != nil {
 						return fmt.Errorf("%v of %v: %w", op, d, err)
@@ -200,99 +178,56 @@ func TestF15HostWork(t *testing.T) {
 // TestF17Concurrent issues pairs of all-reduces from two streams, in one order on all
 // ranks, all under way together. Every result is that of its own tensor (F-17).
 func TestF17Concurrent(t *testing.T) {
-	pairs := 1000
-	if testing.Short() {
-		pairs = 100
-	}
+	pairs := testsize.Of(100, 100, 1000)
 	for _, c := range []sim.Config{{Devices: 2, NoDelays: true, NoCheck: true}, {Devices: 2, Seed: 17}} {
 		if !c.NoDelays {
 			pairs = min(pairs, 60)
 		}
 		w := newWorld(t, setup{size: 2, timeout: 5 * patience, sim: c, options: cuda.Options{Chunk: 8, Slots: 2}})
 		w.each(func(x *rank, r int) error {
+			var err error
 			n := 4 * pairs
 			var mems []driver.Memory
 			var outs []driver.HostMemory
 			for i := range 2 {
-				v, err := x.d.Device(i)
-				if err != nil {
-					return err
-				}
-				m, err := v.Alloc(4 * n)
-				if err != nil {
-					return err
-				}
+				v := must.Get(x.d.Device(i))
+				m := must.Get(v.Alloc(4 * n))
 				x.close = append(x.close, m)
-				h, err := x.d.AllocHost(4 * n)
-				if err != nil {
-					return err
-				}
+				h := must.Get(x.d.AllocHost(4 * n))
 				x.close = append(x.close, h)
 				driver.HostAccess(x.d, "filling", driver.Writes(h.Ptr(), 4*n))
-				all, err := tensor.FromBytes(tensor.Int32, h.Bytes()[:4*n], n)
-				if err != nil {
-					return err
-				}
-				values, err := tensor.Data[int32](all)
-				if err != nil {
-					return err
-				}
+				all := must.Get(tensor.FromBytes(tensor.Int32, h.Bytes()[:4*n], n))
+				values := must.Get(tensor.Data[int32](all))
 				for k := range values {
 					values[k] = int32((1 + r) * (10*k + i))
 				}
-				if err := x.stream[i].Copy(m.Ptr(), h.Ptr(), 4*n); err != nil {
-					return err
-				}
+				must.Do(x.stream[i].Copy(m.Ptr(), h.Ptr(), 4*n))
 				mems, outs = append(mems, m), append(outs, h)
 			}
 			var works []*work.Work
 			for k := range pairs {
 				for i := range 2 {
-					whole, err := tensor.OnDevice(tensor.Int32, cuda.OnStream(mems[i], x.stream[i]), n)
-					if err != nil {
-						return err
-					}
-					part, err := whole.Slice(0, 4*k, 4*k+4)
-					if err != nil {
-						return err
-					}
-					v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{part}, backend.AllReduceOptions{})
-					if err != nil {
-						return err
-					}
+					whole := must.Get(tensor.OnDevice(tensor.Int32, cuda.OnStream(mems[i], x.stream[i]), n))
+					part := must.Get(whole.Slice(0, 4*k, 4*k+4))
+					v := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{part}, backend.AllReduceOptions{}))
 					works = append(works, v)
 				}
 			}
-			if err := work.WaitAll(x.ctx, works...); err != nil {
-				return err
-			}
+			must.Do(work.WaitAll(x.ctx, works...))
 			for i := range 2 {
 				for _, v := range works[i:] {
-					if err := v.Synchronize(x.stream[i]); err != nil {
-						return err
-					}
+					must.Do(v.Synchronize(x.stream[i]))
 				}
-				if err := x.stream[i].Copy(outs[i].Ptr(), mems[i].Ptr(), 4*n); err != nil {
-					return err
-				}
-				e, err := x.stream[i].Record()
-				if err != nil {
-					return err
-				}
+				must.Do(x.stream[i].Copy(outs[i].Ptr(), mems[i].Ptr(), 4*n))
+				e := must.Get(x.stream[i].Record())
 				err = e.Sync(x.ctx)
 				e.Release()
 				if err != nil {
 					return err
 				}
 				driver.HostAccess(x.d, "comparing", driver.Reads(outs[i].Ptr(), 4*n))
-				all, err := tensor.FromBytes(tensor.Int32, outs[i].Bytes()[:4*n], n)
-				if err != nil {
-					return err
-				}
-				values, err := tensor.Data[int32](all)
-				if err != nil {
-					return err
-				}
+				all := must.Get(tensor.FromBytes(tensor.Int32, outs[i].Bytes()[:4*n], n))
+				values := must.Get(tensor.Data[int32](all))
 				for k, got := range values {
 					if want := int32(3 * (10*k + i)); got != want {
 						return fmt.Errorf("element %d of tensor %d is %d, want %d", k, i, got, want)
@@ -314,10 +249,7 @@ func TestF21Strided(t *testing.T) {
 		w.each(func(x *rank, r int) error {
 			rng := rand.New(rand.NewPCG(21, uint64(r)))
 			for _, broadcast := range []bool{false, true} {
-				p, err := x.pairOf(rng, tensor.Float32, r%2, laid(kind, 7, 5), true)
-				if err != nil {
-					return err
-				}
+				p := must.Get(x.pairOf(rng, tensor.Float32, r%2, laid(kind, 7, 5), true))
 				if want := fmt.Sprint(laid(kind, 7, 5).strides); fmt.Sprint(p.dev.Strides()) != want {
 					return fmt.Errorf("strides %v, want %v", p.dev.Strides(), want)
 				}
@@ -327,23 +259,11 @@ func TestF21Strided(t *testing.T) {
 					}
 					return b.AllReduce(x.ctx, []*tensor.Tensor{d}, backend.AllReduceOptions{})
 				}
-				v, err := call(x.b, p.dev)
-				if err != nil {
-					return err
-				}
-				if err := errors.Join(v.Synchronize(x.stream[p.device]), x.back(p)); err != nil {
-					return err
-				}
-				k, err := call(x.cpu, p.cpu)
-				if err != nil {
-					return err
-				}
-				if err := work.WaitAll(x.ctx, v, k); err != nil {
-					return err
-				}
-				if err := x.check(p); err != nil {
-					return err
-				}
+				v := must.Get(call(x.b, p.dev))
+				must.Do(errors.Join(v.Synchronize(x.stream[p.device]), x.back(p)))
+				k := must.Get(call(x.cpu, p.cpu))
+				must.Do(work.WaitAll(x.ctx, v, k))
+				must.Do(x.check(p))
 			}
 			return nil
 		})

@@ -11,24 +11,10 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
-
-// soon fails the test if f has not returned after a while.
-func soon(t *testing.T, what string, f func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f()
-	}()
-	select {
-	case <-done:
-	case <-time.After(20 * time.Second):
-		t.Fatalf("%s is blocked", what)
-	}
-}
 
 // fullStream is a stream without room for another command: Record and Wait block
 // until the device has done what it was given, as CUDA's do when the stream has some
@@ -38,11 +24,9 @@ type fullStream struct {
 	x *rank
 }
 
-func (f fullStream) drain() error {
-	e, err := f.Stream.Record()
-	if err != nil {
-		return err
-	}
+func (f fullStream) drain() (err error) {
+	defer must.Catch(&err)
+	e := must.Get(f.Stream.Record())
 	defer e.Release()
 	return e.Sync(f.x.ctx)
 }
@@ -75,14 +59,9 @@ func TestFullCaller(t *testing.T) {
 				var buckets [2][2]*bucket
 				w.each(func(x *rank, r int) (err error) {
 					for i := range buckets[r] {
-						if buckets[r][i], err = x.bucket(r); err != nil {
-							return err
-						}
+						buckets[r][i] = must.Get(x.bucket(r))
 					}
-					v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r][0].t}, backend.AllReduceOptions{})
-					if err != nil {
-						return err
-					}
+					v := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r][0].t}, backend.AllReduceOptions{}))
 					return v.Wait(x.ctx)
 				})
 				x := w.ranks[0]
@@ -104,14 +83,14 @@ func TestFullCaller(t *testing.T) {
 					}
 					ended <- err
 				}()
-				soon(t, "the operation", func() { require.ErrorIs(t, v.Wait(x.ctx), work.ErrTimeout) })
-				soon(t, blocked, func() {
+				must.End(t, "the operation", func() { require.ErrorIs(t, v.Wait(x.ctx), work.ErrTimeout) })
+				must.End(t, blocked, func() {
 					// The stream goes on before the operation ends, so Synchronize may not know yet.
 					if err := <-ended; blocked == "call" {
 						require.Error(t, err)
 					}
 				})
-				soon(t, "Close", func() { require.NoError(t, w.closed()) })
+				must.End(t, "Close", func() { require.NoError(t, w.closed()) })
 				require.NoError(t, w.m.Settle(w.ctx))
 				for _, x := range w.ranks {
 					x.free()
@@ -131,16 +110,12 @@ func TestFullCaller(t *testing.T) {
 func TestSynchronizeDoesNotWait(t *testing.T) {
 	w := newWorld(t, setup{size: 1, sim: sim.Config{Devices: 1}})
 	x := w.ranks[0]
-	b, err := x.bucket(0)
-	require.NoError(t, err)
-	other, err := x.bucket(0)
-	require.NoError(t, err)
-	open, err := x.gate(x.caller(0))
-	require.NoError(t, err)
+	b := must.Get(x.bucket(0))
+	other := must.Get(x.bucket(0))
+	open := must.Get(x.gate(x.caller(0)))
 	require.NoError(t, x.fill(0, b))
-	v, err := x.b.Broadcast(x.ctx, []*tensor.Tensor{b.t, other.t}, backend.BroadcastOptions{})
-	require.NoError(t, err)
-	soon(t, "Synchronize", func() {
+	v := must.Get(x.b.Broadcast(x.ctx, []*tensor.Tensor{b.t, other.t}, backend.BroadcastOptions{}))
+	must.End(t, "Synchronize", func() {
 		for range 200 {
 			require.NoError(t, v.Synchronize(x.caller(0)))
 			time.Sleep(100 * time.Microsecond) // the finisher comes to wait meanwhile
@@ -186,19 +161,13 @@ func TestNothingFreedUnderWay(t *testing.T) {
 	})
 	var messages [2]*work.Work
 	var opened func()
-	soon(t, "an operation", func() {
+	must.End(t, "an operation", func() {
 		w.each(func(x *rank, r int) error {
-			b, err := x.bucket(r)
-			if err != nil {
-				return err
-			}
+			var err error
+			b := must.Get(x.bucket(r))
 			if r == 0 {
-				if opened, err = x.gate(x.caller(0)); err != nil {
-					return err
-				}
-				if err := x.fill(r, b); err != nil {
-					return err
-				}
+				opened = must.Get(x.gate(x.caller(0)))
+				must.Do(x.fill(r, b))
 				messages[r], err = x.b.Send(x.ctx, b.t, 1, backend.P2POptions{})
 			} else {
 				messages[r], err = x.b.Recv(x.ctx, b.t, 0, backend.P2POptions{})
@@ -206,17 +175,9 @@ func TestNothingFreedUnderWay(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if b, err = x.bucket(r); err != nil {
-				return err
-			}
+			b = must.Get(x.bucket(r))
 			for range 10 {
-				v, err := x.b.Reduce(cuda.WithStreams(x.ctx), b.t, backend.ReduceOptions{})
-				if err == nil {
-					err = v.Wait(x.ctx)
-				}
-				if err != nil {
-					return err
-				}
+				must.Do(x.wait(x.b.Reduce(cuda.WithStreams(x.ctx), b.t, backend.ReduceOptions{})))
 			}
 			return nil
 		})
@@ -252,8 +213,7 @@ func TestCloseInterrupts(t *testing.T) {
 				ended <- err
 			}
 			if how == "full stream" {
-				v, err := x.b.AllReduce(cuda.WithStreams(x.ctx), []*tensor.Tensor{b.t}, backend.AllReduceOptions{})
-				require.NoError(t, err)
+				v := must.Get(x.b.AllReduce(cuda.WithStreams(x.ctx), []*tensor.Tensor{b.t}, backend.AllReduceOptions{}))
 				require.NoError(t, v.Synchronize(x.caller(0)))
 				go call()
 				<-full.recording
@@ -263,8 +223,8 @@ func TestCloseInterrupts(t *testing.T) {
 					time.Sleep(time.Millisecond)
 				}
 			}
-			soon(t, "Close", func() { require.NoError(t, x.b.Close()) })
-			soon(t, "the call", func() { require.ErrorIs(t, <-ended, work.ErrClosed) })
+			must.End(t, "Close", func() { require.NoError(t, x.b.Close()) })
+			must.End(t, "the call", func() { require.ErrorIs(t, <-ended, work.ErrClosed) })
 			require.NoError(t, w.ranks[1].b.Close())
 			for _, x := range w.ranks {
 				require.NoError(t, x.cpu.Close())

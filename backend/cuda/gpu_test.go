@@ -27,6 +27,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -111,14 +112,12 @@ type delay struct {
 }
 
 // newDelay returns nil on simulated devices, which have delays of their own.
-func newDelay(d driver.Driver, v driver.Device) (*delay, error) {
+func newDelay(d driver.Driver, v driver.Device) (_ *delay, err error) {
+	defer must.Catch(&err)
 	if d.Name() == "sim" {
 		return nil, nil
 	}
-	m, err := v.Load([]byte(drivertest.PTX))
-	if err != nil {
-		return nil, err
-	}
+	m := must.Get(v.Load([]byte(drivertest.PTX)))
 	f, err := m.Function(drivertest.Delay)
 	return &delay{m, f}, err
 }
@@ -228,12 +227,10 @@ func (m *member) start(d tensor.DType, op backend.ReduceOp, n int, rng *rand.Ran
 }
 
 // finish compares a job's outcome with the reference's.
-func (m *member) finish(j *job, op backend.ReduceOp) error {
+func (m *member) finish(j *job, op backend.ReduceOp) (err error) {
+	defer must.Catch(&err)
 	defer j.seen.Release()
-	w, err := m.cpu.AllReduce(m.ctx, []*tensor.Tensor{j.cpu}, backend.AllReduceOptions{Op: op})
-	if err != nil {
-		return err
-	}
+	w := must.Get(m.cpu.AllReduce(m.ctx, []*tensor.Tensor{j.cpu}, backend.AllReduceOptions{Op: op}))
 	if err := errors.Join(w.Wait(m.ctx), j.w.Wait(m.ctx), j.seen.Sync(m.ctx)); err != nil {
 		return fmt.Errorf("%s: %w", j.what, err)
 	}
@@ -250,7 +247,8 @@ func (m *member) finish(j *job, op backend.ReduceOp) error {
 }
 
 // suite does every dtype and operator in several sizes, and then some at a time.
-func (m *member) suite(sizes []int, burst int) error {
+func (m *member) suite(sizes []int, burst int) (err error) {
+	defer must.Catch(&err)
 	rng := rand.New(rand.NewPCG(11, uint64(m.rank)))
 	for _, d := range deviceTypes {
 		for _, op := range deviceOps {
@@ -258,29 +256,19 @@ func (m *member) suite(sizes []int, burst int) error {
 				continue
 			}
 			for _, n := range sizes {
-				j, err := m.start(d, op, n, rng)
-				if err != nil {
-					return err
-				}
-				if err := m.finish(j, op); err != nil {
-					return err
-				}
+				j := must.Get(m.start(d, op, n, rng))
+				must.Do(m.finish(j, op))
 				m.used = 0
 			}
 		}
 	}
 	var jobs []*job
 	for i := range burst {
-		j, err := m.start(deviceTypes[i%len(deviceTypes)], backend.Max(), sizes[i%max(len(sizes)-1, 1)], rng)
-		if err != nil {
-			return err
-		}
+		j := must.Get(m.start(deviceTypes[i%len(deviceTypes)], backend.Max(), sizes[i%max(len(sizes)-1, 1)], rng))
 		jobs = append(jobs, j)
 	}
 	for _, j := range jobs {
-		if err := m.finish(j, backend.Max()); err != nil {
-			return err
-		}
+		must.Do(m.finish(j, backend.Max()))
 	}
 	m.used = 0
 	if c := m.b.Explain().Choices[0]; c.Algorithm != m.way.work {
@@ -364,26 +352,21 @@ func TestGPUMissing(t *testing.T) {
 // TestSimulatedMissing is TestGPUMissing on simulated devices.
 func TestSimulatedMissing(t *testing.T) {
 	for _, way := range ways {
-		d, err := sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All(), NoCheck: true})
-		require.NoError(t, err)
+		d := must.Get(sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All(), NoCheck: true}))
 		goroutines(t, d, way, []int{0, 1}, missing)
 		require.NoError(t, d.Close(), way.name)
 	}
 }
 
-func missing(m *member) error {
+func missing(m *member) (err error) {
+	defer must.Catch(&err)
 	rng := rand.New(rand.NewPCG(1, 2))
-	j, err := m.start(tensor.Float32, backend.Sum(), 1000, rng)
-	if err != nil {
-		return err
-	}
+	j := must.Get(m.start(tensor.Float32, backend.Sum(), 1000, rng))
 	if err := m.finish(j, backend.Sum()); err != nil || m.rank == 1 {
 		return err
 	}
 	m.b.SetTimeout(500 * time.Millisecond)
-	if j, err = m.start(tensor.Float32, backend.Sum(), 100_000, rng); err != nil {
-		return err
-	}
+	j = must.Get(m.start(tensor.Float32, backend.Sum(), 100_000, rng))
 	err = j.w.Wait(m.ctx)
 	var e *work.Error
 	if !errors.Is(err, work.ErrTimeout) || !errors.As(err, &e) || e.Info.Rank != 0 || e.Info.Op != work.AllReduce {
@@ -421,7 +404,8 @@ func loopback(string) gloo.Options {
 
 func openFor(dir string, simulated int) (driver.Driver, []int, error) {
 	if dir != "" {
-		d, err := sim.Open(sim.Config{Devices: simulated, Dir: dir, Kernels: simkernels.All()})
+		// GPUs have so many hardware queues.
+		d, err := sim.Open(sim.Config{Devices: simulated, Dir: dir, Kernels: simkernels.All(), Queues: 32})
 		return d, []int{1, 7, 300}, err
 	}
 	d, err := openReal()
@@ -436,18 +420,13 @@ func TestRankProcess(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
 	defer cancel()
-	rank, err := strconv.Atoi(os.Getenv(envRank))
-	require.NoError(t, err)
-	dev, err := strconv.Atoi(os.Getenv(envDevice))
-	require.NoError(t, err)
+	rank := must.Get(strconv.Atoi(os.Getenv(envRank)))
+	dev := must.Get(strconv.Atoi(os.Getenv(envDevice)))
 	d, sizes, err := openFor(os.Getenv(envSim), 2)
 	require.NoError(t, err)
-	st, err := store.NewFile(os.Getenv(envStore), 2)
-	require.NoError(t, err)
-	i, err := strconv.Atoi(os.Getenv(envWay))
-	require.NoError(t, err)
-	m, err := newMember(ctx, d, dev, rank, 2, st, ways[i], loopback)
-	require.NoError(t, err)
+	st := must.Get(store.NewFile(os.Getenv(envStore), 2))
+	i := must.Get(strconv.Atoi(os.Getenv(envWay)))
+	m := must.Get(newMember(ctx, d, dev, rank, 2, st, ways[i], loopback))
 	end := os.Getenv(envEnd)
 	require.NoError(t, m.before(end, sizes))
 	// What comes now lasts until somebody ends the process.
@@ -455,17 +434,14 @@ func TestRankProcess(t *testing.T) {
 	case endAtWork:
 		t.Fatal(m.again())
 	case endHeld:
-		gate, err := d.AllocHost(4)
-		require.NoError(t, err)
+		gate := must.Get(d.AllocHost(4))
 		gate.Store32(0, 0)
 		require.NoError(t, m.s.WaitValue(gate.Ptr(), 1, driver.Equal))
-		_, err = m.start(tensor.Float32, backend.Sum(), 1000, rand.New(rand.NewPCG(1, 2)))
-		require.NoError(t, err)
+		must.Get(m.start(tensor.Float32, backend.Sum(), 1000, rand.New(rand.NewPCG(1, 2))))
 	}
 	if end != endWell {
 		fmt.Println("ready")
-		_, err := io.Copy(io.Discard, os.Stdin)
-		require.NoError(t, err)
+		must.Get(io.Copy(io.Discard, os.Stdin))
 	}
 	require.NoError(t, m.close())
 	require.NoError(t, st.Close())
@@ -554,8 +530,7 @@ func processes(t *testing.T, dir func() string, devices [2]int) {
 }
 
 func process(t *testing.T, dir string, devices [2]int, way int, end string) {
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
 	ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
 	defer cancel()
 	path := filepath.Join(t.TempDir(), "store")
@@ -563,11 +538,9 @@ func process(t *testing.T, dir string, devices [2]int, way int, end string) {
 	cmd.Env = append(os.Environ(), envRank+"=1", envStore+"="+path, envSim+"="+dir, envEnd+"="+end,
 		fmt.Sprintf("%s=%d", envDevice, devices[1]), fmt.Sprintf("%s=%d", envWay, way))
 	var said transcript
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	out := must.Get(cmd.StdoutPipe())
 	cmd.Stderr = &said
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
+	in := must.Get(cmd.StdinPipe())
 	defer in.Close()
 	require.NoError(t, cmd.Start())
 	ready, heard := make(chan bool, 1), make(chan struct{})
@@ -582,8 +555,7 @@ func process(t *testing.T, dir string, devices [2]int, way int, end string) {
 	}()
 	d, sizes, err := openFor(dir, 2)
 	require.NoError(t, err)
-	st, err := store.NewFile(path, 2)
-	require.NoError(t, err)
+	st := must.Get(store.NewFile(path, 2))
 	m, err := newMember(ctx, d, devices[0], 0, 2, st, ways[way], loopback)
 	require.NoError(t, err, "%s", &said)
 	require.NoError(t, m.before(end, sizes), "%s", &said)
@@ -617,8 +589,7 @@ func process(t *testing.T, dir string, devices [2]int, way int, end string) {
 	}
 	t.Log(err)
 	require.ErrorIs(t, err, work.ErrPeerDied)
-	var e *work.Error
-	require.ErrorAs(t, err, &e)
+	e := must.As[*work.Error](t, err)
 	require.Equal(t, 1, e.Peer)
 	require.Equal(t, work.AllReduce, e.Info.Op)
 	require.NoError(t, m.close())
@@ -678,23 +649,12 @@ func BenchmarkGPU(b *testing.B) {
 				closing := make(chan struct{})
 				for r := range size {
 					ranks.Go(func() {
-						err := func() error {
-							v, err := d.Device(r)
-							if err != nil {
-								return err
-							}
-							s, err := v.NewStream(driver.StreamOptions{})
-							if err != nil {
-								return err
-							}
-							m, err := v.Alloc(bytes)
-							if err != nil {
-								return err
-							}
-							t, err := tensor.OnDevice(tensor.Float32, cuda.OnStream(m, s), bytes/4)
-							if err != nil {
-								return err
-							}
+						err := func() (err error) {
+							defer must.Catch(&err)
+							v := must.Get(d.Device(r))
+							s := must.Get(v.NewStream())
+							m := must.Get(v.Alloc(bytes))
+							t := must.Get(tensor.OnDevice(tensor.Float32, cuda.OnStream(m, s), bytes/4))
 							g, err := cuda.New(b.Context(), backend.Options{Store: st, Rank: r, Size: size, Timeout: patience, Group: "g",
 								Specific: cuda.Options{Driver: d, AllReduce: cuda.DirectWork, CPUOptions: join(fabric)}})
 							if err != nil {
@@ -711,15 +671,11 @@ func BenchmarkGPU(b *testing.B) {
 								}
 								return err
 							}
-							if err := call(true); err != nil {
-								return err
-							}
+							must.Do(call(true))
 							ready <- nil
 							<-start
 							for i := range b.N {
-								if err := call(way == "single" || i == b.N-1 || i%50 == 49); err != nil {
-									return err
-								}
+								must.Do(call(way == "single" || i == b.N-1 || i%50 == 49))
 							}
 							ready <- nil
 							<-closing

@@ -23,7 +23,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/gloo"
-	"github.com/c10d-go/c10d/internal/allreduce"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -47,30 +47,17 @@ const poison = 0xa5
 
 // newArena makes room for pairs of so many bytes on each device. Each pair finds the
 // caller's stream busy for some clock cycles.
-func (x *rank) newArena(bytes int, cycles uint64) error {
+func (x *rank) newArena(bytes int, cycles uint64) (err error) {
+	defer must.Catch(&err)
 	a := &arena{cycles: cycles, pairs: make([][]driver.Memory, x.d.Count())}
-	var err error
-	if a.host, err = x.d.AllocHost(3 * bytes); err != nil {
-		return err
-	}
+	a.host = must.Get(x.d.AllocHost(3 * bytes))
 	x.close = append(x.close, a.host)
 	for i, s := range x.stream {
-		v, err := x.d.Device(i)
-		if err != nil {
-			return err
-		}
-		m, err := v.Alloc(bytes)
-		if err != nil {
-			return err
-		}
+		v := must.Get(x.d.Device(i))
+		m := must.Get(v.Alloc(bytes))
 		a.devices, x.close = append(a.devices, m), append(x.close, m)
-		if err := x.enqueue(s, func() error { return s.Memset(m.Ptr(), poison, bytes) }); err != nil {
-			return err
-		}
-		y, err := newDelay(x.d, v)
-		if err != nil {
-			return err
-		}
+		must.Do(x.enqueue(s, func() error { return s.Memset(m.Ptr(), poison, bytes) }))
+		y := must.Get(newDelay(x.d, v))
 		a.delays, x.close = append(a.delays, y), append(x.close, y)
 	}
 	x.arena = a
@@ -91,7 +78,8 @@ func (x *rank) enqueue(s driver.Stream, f func() error) error {
 }
 
 // place gives a pair its memory, behind that of the last one.
-func (a *arena) place(x *rank, p *pair) error {
+func (a *arena) place(x *rank, p *pair) (err error) {
+	defer must.Catch(&err)
 	n, all := len(p.storage), a.devices[p.device]
 	lo := all.Ptr() + guard
 	if l := a.pairs[p.device]; len(l) > 0 {
@@ -101,17 +89,12 @@ func (a *arena) place(x *rank, p *pair) error {
 	if room := all.Ptr() + driver.Ptr(all.Len()); lo+driver.Ptr(n)+guard > room || a.used+2*n > 2*all.Len() {
 		return fmt.Errorf("no room for %d bytes in %d", n, all.Len())
 	}
-	v, err := x.d.Device(p.device)
-	if err != nil {
-		return err
-	}
+	v := must.Get(x.d.Device(p.device))
 	at := lo
 	if n == 0 {
 		at = 0
 	}
-	if p.mem, err = v.Borrow(at, n); err != nil {
-		return err
-	}
+	p.mem = must.Get(v.Borrow(at, n))
 	if n > 0 {
 		a.pairs[p.device] = append(a.pairs[p.device], p.mem)
 	}
@@ -202,9 +185,7 @@ func (o sharing) world(t *testing.T, d driver.Driver) *world {
 		options := o.Options
 		options.Slots = cmp.Or(o.way.slots(r), options.Slots)
 		bo := backend.Options{Store: st, Rank: r, Size: o.size, Timeout: patience, Group: o.group, Specific: options}
-		if x.b, err = cuda.New(ctx, bo); err != nil {
-			return err
-		}
+		x.b = must.Get(cuda.New(ctx, bo))
 		if o.apart == nil {
 			x.cpu, err = x.reference(bo)
 			return err
@@ -278,34 +259,22 @@ func allReduces(t *testing.T, d driver.Driver, o sharing, every int, sizes ...in
 }
 
 // allReduces all-reduces tensors of several sizes, all at a time.
-func (x *rank) allReduces(d tensor.DType, op backend.ReduceOp, sizes []int, r int, rng *rand.Rand) error {
+func (x *rank) allReduces(d tensor.DType, op backend.ReduceOp, sizes []int, r int, rng *rand.Rand) (err error) {
+	defer must.Catch(&err)
 	var ps []*pair
 	var works []*work.Work
 	for _, n := range sizes {
-		p, err := x.pairOf(rng, d, r%len(x.stream), flat(n), true)
-		if err != nil {
-			return err
-		}
-		v, err := x.b.AllReduce(x.ctx, devs([]*pair{p}), backend.AllReduceOptions{Op: op})
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(v.Synchronize(x.stream[p.device]), x.back(p)); err != nil {
-			return err
-		}
+		p := must.Get(x.pairOf(rng, d, r%len(x.stream), flat(n), true))
+		v := must.Get(x.b.AllReduce(x.ctx, devs([]*pair{p}), backend.AllReduceOptions{Op: op}))
+		must.Do(errors.Join(v.Synchronize(x.stream[p.device]), x.back(p)))
 		ps, works = append(ps, p), append(works, v)
 	}
 	for i, p := range ps {
-		v, err := x.cpu.AllReduce(x.ctx, cpus([]*pair{p}), backend.AllReduceOptions{Op: op})
-		if err != nil {
-			return err
-		}
+		v := must.Get(x.cpu.AllReduce(x.ctx, cpus([]*pair{p}), backend.AllReduceOptions{Op: op}))
 		if err := work.WaitAll(x.ctx, works[i], v); err != nil {
 			return fmt.Errorf("%d elements: %w", sizes[i], err)
 		}
-		if err := x.check(p); err != nil {
-			return err
-		}
+		must.Do(x.check(p))
 	}
 	return nil
 }
@@ -339,7 +308,7 @@ func closeSim(t *testing.T, d driver.Driver) {
 var ownWorks = cuda.AllReduceWorks()
 
 // TestAllReduceWays holds that ways has every work for dense tensors that there is, but that of several clusters
-// (TestF26Clusters). No other test registers one for sparse tensors.
+// (TestF26Clusters).
 func TestAllReduceWays(t *testing.T) {
 	var known []string
 	for _, w := range ways {
@@ -351,7 +320,6 @@ func TestAllReduceWays(t *testing.T) {
 			require.Contains(t, known, name)
 		}
 	}
-	require.Empty(t, allreduce.Works(tensor.CUDA, tensor.SparseCOO))
 }
 
 // TestGPUWorks does all-reduces in every way.
@@ -408,9 +376,7 @@ func everyCollective(t *testing.T, d driver.Driver, o sharing, large int) {
 		w.each(func(x *rank, r int) error {
 			rng := rand.New(rand.NewPCG(uint64(i), uint64(r)))
 			x.layout = nil
-			if err := errors.Join(x.collectives(small, rng, r), x.arena.clear(x)); err != nil {
-				return err
-			}
+			must.Do(errors.Join(x.collectives(small, rng, r), x.arena.clear(x)))
 			x.layout = new(int)
 			*x.layout = layout
 			return errors.Join(x.collectives(larger, rng, r), x.arena.clear(x))
@@ -470,14 +436,10 @@ func floods(t *testing.T, d driver.Driver, o sharing, seed uint64, operations, l
 		// What operations make once is made here: a driver may wait in that for what others
 		// have on their way.
 		f.each(func(x *rank, r int) error {
-			if err := x.allReduces(tensor.Float32, backend.Sum(), []int{16}, r, rand.New(rand.NewPCG(seed, uint64(r)))); err != nil {
-				return err
-			}
+			must.Do(x.allReduces(tensor.Float32, backend.Sum(), []int{16}, r, rand.New(rand.NewPCG(seed, uint64(r)))))
 			plan, rng := rand.New(rand.NewPCG(seed, uint64(g))), rand.New(rand.NewPCG(seed, uint64(r)))
 			for range 5 * len(floodKinds) {
-				if err := f.alone(r, plan, rng); err != nil {
-					return err
-				}
+				must.Do(f.alone(r, plan, rng))
 			}
 			return errors.Join(x.b.Fill(16*o.size*largest, o.fill), x.arena.clear(x))
 		})
@@ -540,7 +502,8 @@ func (f *flood) alone(r int, plan, rng *rand.Rand) error {
 
 // run issues operations, which plan draws alike on all ranks, and then compares the
 // outcomes with those of the CPU.
-func (f *flood) run(r int, plan, rng *rand.Rand, operations, largest int) error {
+func (f *flood) run(r int, plan, rng *rand.Rand, operations, largest int) (err error) {
+	defer must.Catch(&err)
 	type issued struct {
 		program
 		call
@@ -566,17 +529,12 @@ func (f *flood) run(r int, plan, rng *rand.Rand, operations, largest int) error 
 			}
 		}
 		for _, q := range c.all {
-			if err := x.back(q); err != nil {
-				return err
-			}
+			must.Do(x.back(q))
 		}
 		calls = append(calls, issued{p, c, x, v})
 	}
 	for i, c := range calls {
-		v, err := c.run(c.by.cpu, func(q *pair) *tensor.Tensor { return q.cpu })
-		if err != nil {
-			return err
-		}
+		v := must.Get(c.run(c.by.cpu, func(q *pair) *tensor.Tensor { return q.cpu }))
 		if err := work.WaitAll(c.by.ctx, c.w, v); err != nil {
 			return fmt.Errorf("%d: %+v: %w", i, c.program, err)
 		}
@@ -587,9 +545,7 @@ func (f *flood) run(r int, plan, rng *rand.Rand, operations, largest int) error 
 		}
 	}
 	for _, x := range f.callers[r] {
-		if err := x.arena.clear(x); err != nil {
-			return err
-		}
+		must.Do(x.arena.clear(x))
 	}
 	return nil
 }
@@ -605,7 +561,7 @@ func TestGPUConcurrent(t *testing.T) {
 	}
 }
 
-// TestSimulatedConcurrentApart is TestGPUConcurrent on simulated devices, with few.
+// TestSimulatedConcurrentApart is TestGPUConcurrent on simulated devices.
 func TestSimulatedConcurrentApart(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("simulated devices of several processes are not promised here")

@@ -4,12 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -22,22 +19,14 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
 )
-
-var seeds = flag.Int("seeds", seedsOr(40), "how many seeds the random tests run with; the default is C10D_SEEDS, if that is set")
-
-// seedsOr returns the number of seeds that the environment asks for, for runs of
-// many packages, or n.
-func seedsOr(n int) int {
-	if k, err := strconv.Atoi(os.Getenv("C10D_SEEDS")); err == nil && k > 0 {
-		return k
-	}
-	return n
-}
 
 // mutationSeeds is how many runs without a call may be in order by luck. With some calls three of
 // four are, because a stream that does not wait for a word comes late enough.
@@ -94,8 +83,7 @@ func join(f *mem.Fabric) gloo.Options {
 func newWorld(tb testing.TB, s setup) *world {
 	tb.Cleanup(cuda.Underway())
 	s.sim.Devices = max(s.sim.Devices, 1)
-	m, err := sim.New(s.sim)
-	require.NoError(tb, err)
+	m := must.Get(sim.New(s.sim))
 	limit := s.limit
 	if limit == 0 {
 		limit = max(patience, s.timeout)
@@ -112,8 +100,7 @@ func newWorld(tb testing.TB, s setup) *world {
 	st := store.NewHash()
 	tb.Cleanup(func() { st.Close() })
 	for r := range s.size {
-		d, err := m.Process(fmt.Sprint("rank ", r))
-		require.NoError(tb, err)
+		d := must.Get(m.Process(fmt.Sprint("rank ", r)))
 		x := &rank{TB: tb, ctx: ctx, w: w, d: d}
 		require.NoError(tb, x.makeStreams(fmt.Sprint("caller ", r)))
 		w.ranks = append(w.ranks, x)
@@ -132,29 +119,21 @@ func newWorld(tb testing.TB, s setup) *world {
 			bo.Timeout = patience // for the ranks to meet
 		}
 		reg, _ := backend.Lookup(cuda.Name)
-		b, err := reg.New(ctx, bo)
-		if err != nil {
-			return err
-		}
+		b := must.Get(reg.New(ctx, bo))
 		x.b = b.(*cuda.Backend)
 		x.b.SetTimeout(max(s.timeout, 0))
-		x.cpu, err = x.reference(bo)
-		return err
+		x.cpu = must.Get(x.reference(bo))
+		return nil
 	})
 	return w
 }
 
 // makeStreams gives the caller a stream on each device.
-func (x *rank) makeStreams(name string) error {
+func (x *rank) makeStreams(name string) (err error) {
+	defer must.Catch(&err)
 	for i := range x.d.Count() {
-		v, err := x.d.Device(i)
-		if err != nil {
-			return err
-		}
-		s, err := v.NewStream(driver.StreamOptions{Name: fmt.Sprintf("%s.%d", name, i)})
-		if err != nil {
-			return err
-		}
+		v := must.Get(x.d.Device(i))
+		s := must.Get(v.NewStream(driver.StreamOptions{Name: fmt.Sprintf("%s.%d", name, i)}))
 		x.stream = append(x.stream, s)
 		x.close = append(x.close, s)
 	}
@@ -174,7 +153,10 @@ func (w *world) each(f func(x *rank, r int) error) {
 	var wg sync.WaitGroup
 	for r, x := range w.ranks {
 		if x != nil {
-			wg.Go(func() { errs[r] = f(x, r) })
+			wg.Go(func() {
+				defer must.Catch(&errs[r])
+				errs[r] = f(x, r)
+			})
 		}
 	}
 	wg.Wait()
@@ -187,13 +169,19 @@ func (w *world) each(f func(x *rank, r int) error) {
 	require.NoError(w, errors.Join(errs...))
 }
 
+// wait waits for what a call has returned.
+func (x *rank) wait(v *work.Work, err error) error {
+	if err != nil {
+		return err
+	}
+	return v.Wait(x.ctx)
+}
+
 // end closes everything; the machine must have found nothing wrong.
 func (w *world) end() {
 	w.Helper()
 	w.each(func(x *rank, r int) error {
-		if err := x.b.Close(); err != nil {
-			return err
-		}
+		must.Do(x.b.Close())
 		return x.cpu.Close()
 	})
 	for _, x := range w.ranks {
@@ -268,7 +256,8 @@ const pattern = 10_007
 
 // pairOf makes a pair with small whole numbers, which every dtype adds exactly.
 // The device's copy is still on its way when it returns, on the caller's stream.
-func (x *rank) pairOf(rng *rand.Rand, d tensor.DType, device int, s shape, on bool) (*pair, error) {
+func (x *rank) pairOf(rng *rand.Rand, d tensor.DType, device int, s shape, on bool) (_ *pair, err error) {
+	defer must.Catch(&err)
 	all, err := tensor.New(d, s.len)
 	if err != nil {
 		return nil, err
@@ -278,17 +267,13 @@ func (x *rank) pairOf(rng *rand.Rand, d tensor.DType, device int, s shape, on bo
 		if d == tensor.Bool {
 			v = float64(rng.IntN(2))
 		}
-		if err := all.SetFloat64(v, i); err != nil {
-			return nil, err
-		}
+		must.Do(all.SetFloat64(v, i))
 	}
 	p := &pair{storage: all.Bytes(), device: device}
 	for n := pattern * d.Size(); n < len(p.storage); n *= 2 {
 		copy(p.storage[n:], p.storage[:n])
 	}
-	if p.cpu, err = all.AsStrided(s.dims, s.strides, s.offset); err != nil {
-		return nil, err
-	}
+	p.cpu = must.Get(all.AsStrided(s.dims, s.strides, s.offset))
 	if x.mixes != nil && x.mixes(rng) {
 		whole, err := tensor.FromBytes(d, bytes.Clone(p.storage), s.len)
 		if err != nil {
@@ -298,14 +283,10 @@ func (x *rank) pairOf(rng *rand.Rand, d tensor.DType, device int, s shape, on bo
 		p.dev, err = whole.AsStrided(s.dims, s.strides, s.offset)
 		return p, err
 	}
-	if err := x.place(p); err != nil {
-		return nil, err
-	}
+	must.Do(x.place(p))
 	driver.HostAccess(x.d, "filling", driver.Writes(p.at, len(p.storage)))
 	copy(p.host, p.storage)
-	if err := x.stream[device].Copy(p.mem.Ptr(), p.at, len(p.storage)); err != nil {
-		return nil, err
-	}
+	must.Do(x.stream[device].Copy(p.mem.Ptr(), p.at, len(p.storage)))
 	m := p.mem
 	if on {
 		m = cuda.OnStream(m, x.stream[device])
@@ -319,22 +300,15 @@ func (x *rank) pairOf(rng *rand.Rand, d tensor.DType, device int, s shape, on bo
 }
 
 // place gives a pair its memory.
-func (x *rank) place(p *pair) error {
+func (x *rank) place(p *pair) (err error) {
+	defer must.Catch(&err)
 	if x.arena != nil {
 		return x.arena.place(x, p)
 	}
-	v, err := x.d.Device(p.device)
-	if err != nil {
-		return err
-	}
-	if p.mem, err = v.Alloc(len(p.storage)); err != nil {
-		return err
-	}
+	v := must.Get(x.d.Device(p.device))
+	p.mem = must.Get(v.Alloc(len(p.storage)))
 	x.close = append(x.close, p.mem)
-	h, err := x.d.AllocHost(2 * len(p.storage))
-	if err != nil {
-		return err
-	}
+	h := must.Get(x.d.AllocHost(2 * len(p.storage)))
 	x.close = append(x.close, h)
 	p.host, p.at = h.Bytes(), h.Ptr()
 	return nil
@@ -342,17 +316,14 @@ func (x *rank) place(p *pair) error {
 
 // back starts the copy of a pair's storage to the host, on the caller's stream,
 // and a write that must not be seen by what came before.
-func (x *rank) back(p *pair) error {
+func (x *rank) back(p *pair) (err error) {
+	defer must.Catch(&err)
 	if p.mem == nil {
 		return nil
 	}
 	s, n := x.stream[p.device], len(p.storage)
-	if err := s.Copy(p.at+driver.Ptr(n), p.mem.Ptr(), n); err != nil {
-		return err
-	}
-	if err := s.Memset(p.mem.Ptr(), 0xee, n); err != nil {
-		return err
-	}
+	must.Do(s.Copy(p.at+driver.Ptr(n), p.mem.Ptr(), n))
+	must.Do(s.Memset(p.mem.Ptr(), 0xee, n))
 	e, err := s.Record()
 	p.seen = e
 	return err
@@ -418,10 +389,7 @@ func random(tb testing.TB, seed uint64) *rand.Rand {
 
 // eachSeed runs f with the seeds, under both meanings of events in turn.
 func eachSeed(t *testing.T, longer int, f func(t *testing.T, seed uint64, s sim.Semantics)) {
-	n := max(*seeds/longer, 2)
-	if testing.Short() {
-		n = min(n, 4)
-	}
+	n := max(testsize.Of(4, 8, 40)/longer, 2)
 	for seed := range uint64(n) {
 		s := sim.Semantics(seed % 2)
 		t.Run(fmt.Sprintf("seed %d %v", seed, s), func(t *testing.T) { f(t, seed, s) })

@@ -13,14 +13,14 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
 // TestKernelsAreThere holds that a group finds its kernels loaded when its first operation
 // begins. Groups on the same devices share them, and they are gone with the driver.
 func TestKernelsAreThere(t *testing.T) {
-	d, err := sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All()})
-	require.NoError(t, err)
+	d := must.Get(sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All()}))
 	made := func() int { return d.Machine().Stats().MadeModules }
 	for _, group := range []string{"a", "b"} {
 		w := sharing{group: group, size: 3, room: 64 << 10}.world(t, d)

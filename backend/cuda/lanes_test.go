@@ -17,6 +17,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -143,7 +144,8 @@ func TestLanes(t *testing.T) {
 }
 
 // messages posts messages, waits for all of them and compares the tensors.
-func (x *rank) messages(mine []message, r int) error {
+func (x *rank) messages(mine []message, r int) (err error) {
+	defer must.Catch(&err)
 	var works []*work.Work
 	var ps []*pair
 	for _, m := range mine {
@@ -165,9 +167,7 @@ func (x *rank) messages(mine []message, r int) error {
 			return fmt.Errorf("message %d: %w", m.id, err)
 		}
 		if m.dst == r && m.src >= 0 {
-			if err := m.arrives(p); err != nil {
-				return err
-			}
+			must.Do(m.arrives(p))
 		}
 		works, ps = append(works, v), append(ps, p)
 	}
@@ -185,9 +185,7 @@ func (x *rank) messages(mine []message, r int) error {
 		if p == nil {
 			continue
 		}
-		if err := x.back(p); err != nil {
-			return err
-		}
+		must.Do(x.back(p))
 		if err := x.check(p); err != nil {
 			return fmt.Errorf("message %d (%+v): %w", mine[i].id, mine[i], err)
 		}
@@ -203,11 +201,9 @@ func TestLaneOnce(t *testing.T) {
 	for _, n := range []int{1, 1000} {
 		launches := w.launches()
 		w.each(func(x *rank, r int) error {
+			var err error
 			m := message{id: n, src: 0, dst: 1, n: n}
-			p, err := x.tensorOf(m, r, r == 0)
-			if err != nil {
-				return err
-			}
+			p := must.Get(x.tensorOf(m, r, r == 0))
 			ctx := cuda.InStream(x.ctx, x.stream[r])
 			var v *work.Work
 			if r == 0 {
@@ -240,55 +236,30 @@ func TestLaneAny(t *testing.T) {
 				var works []*work.Work
 				for k := range each {
 					if r == 1 && k == before || r == 2 && k == 0 {
-						if err := x.meetDirectly(r); err != nil {
-							return err
-						}
+						must.Do(x.meetDirectly(r))
 					}
-					p, err := x.tensorOf(value(r, k), r, true)
-					if err != nil {
-						return err
-					}
-					v, err := x.b.Send(x.ctx, p.dev, 0, backend.P2POptions{})
-					if err != nil {
-						return err
-					}
+					p := must.Get(x.tensorOf(value(r, k), r, true))
+					v := must.Get(x.b.Send(x.ctx, p.dev, 0, backend.P2POptions{}))
 					works = append(works, v)
 				}
 				return work.WaitAll(x.ctx, works...)
 			}
-			if err := x.meetDirectly(r); err != nil {
-				return err
-			}
+			must.Do(x.meetDirectly(r))
 			var works []*work.Work
 			var ps []*pair
 			const many = (size - 1) * each
 			for k := range many {
-				p, err := x.tensorOf(message{id: k, n: 20}, r, false)
-				if err != nil {
-					return err
-				}
-				v, err := x.b.RecvAnySource(x.ctx, p.dev, backend.P2POptions{})
-				if err != nil {
-					return err
-				}
+				p := must.Get(x.tensorOf(message{id: k, n: 20}, r, false))
+				v := must.Get(x.b.RecvAnySource(x.ctx, p.dev, backend.P2POptions{}))
 				works, ps = append(works, v), append(ps, p)
 			}
 			next := make([]int, size)
 			for k, v := range works {
-				if err := v.Wait(x.ctx); err != nil {
-					return err
-				}
-				src, err := v.SourceRank()
-				if err != nil {
-					return err
-				}
-				if err := value(src, next[src]).arrives(ps[k]); err != nil {
-					return err
-				}
+				must.Do(v.Wait(x.ctx))
+				src := must.Get(v.SourceRank())
+				must.Do(value(src, next[src]).arrives(ps[k]))
 				next[src]++
-				if err := errors.Join(x.back(ps[k]), x.check(ps[k])); err != nil {
-					return err
-				}
+				must.Do(errors.Join(x.back(ps[k]), x.check(ps[k])))
 			}
 			if next[1] != each || next[2] != each {
 				return fmt.Errorf("%v messages came", next)
@@ -305,18 +276,11 @@ func TestLaneBehindAny(t *testing.T) {
 	w := newWorld(t, directly(2))
 	posted := make(chan struct{})
 	w.each(func(x *rank, r int) error {
-		if err := x.meetDirectly(r); err != nil {
-			return err
-		}
+		var err error
+		must.Do(x.meetDirectly(r))
 		a, b := message{id: 1, n: 9}, message{id: 2, n: 9}
-		p, err := x.tensorOf(a, r, r == 1)
-		if err != nil {
-			return err
-		}
-		q, err := x.tensorOf(b, r, r == 1)
-		if err != nil {
-			return err
-		}
+		p := must.Get(x.tensorOf(a, r, r == 1))
+		q := must.Get(x.tensorOf(b, r, r == 1))
 		var v, u *work.Work
 		if r == 0 {
 			v, err = x.b.RecvAnySource(x.ctx, p.dev, backend.P2POptions{})
@@ -360,14 +324,8 @@ func TestLaneFull(t *testing.T) {
 		}
 		works := make([]*work.Work, 0, many)
 		for _, m := range all {
-			p, err := x.tensorOf(m, r, true)
-			if err != nil {
-				return err
-			}
-			v, err := x.b.Send(x.ctx, p.dev, 1, backend.P2POptions{})
-			if err != nil {
-				return err
-			}
+			p := must.Get(x.tensorOf(m, r, true))
+			v := must.Get(x.b.Send(x.ctx, p.dev, 1, backend.P2POptions{}))
 			works = append(works, v)
 		}
 		close(sent)
@@ -384,14 +342,9 @@ func TestLaneMemory(t *testing.T) {
 		o.sim.Seed, o.sim.Semantics = seed, s
 		w := newWorld(t, o)
 		w.each(func(x *rank, r int) error {
-			if err := x.meetDirectly(r); err != nil {
-				return err
-			}
+			must.Do(x.meetDirectly(r))
 			m := message{id: 3, n: 64}
-			p, err := x.tensorOf(m, r, true)
-			if err != nil {
-				return err
-			}
+			p := must.Get(x.tensorOf(m, r, true))
 			// Rank 0 sends the sum, rank 1 adds what it gets, sends it back, and both add again.
 			var works []*work.Work
 			note := func(v *work.Work, err error) error {
@@ -409,16 +362,10 @@ func TestLaneMemory(t *testing.T) {
 				}
 				return note(x.b.Recv(x.ctx, p.dev, from, backend.P2POptions{Tag: tag}))
 			}
-			if err := errors.Join(sum(), pass(0, 0), sum(), pass(1, 0), pass(0, 1), pass(1, 0), sum(), pass(0, 1), sum()); err != nil {
-				return err
-			}
-			if err := work.WaitAll(x.ctx, works...); err != nil {
-				return err
-			}
+			must.Do(errors.Join(sum(), pass(0, 0), sum(), pass(1, 0), pass(0, 1), pass(1, 0), sum(), pass(0, 1), sum()))
+			must.Do(work.WaitAll(x.ctx, works...))
 			for i := range m.n {
-				if err := p.cpu.SetFloat64(16*m.value(i), i); err != nil {
-					return err
-				}
+				must.Do(p.cpu.SetFloat64(16*m.value(i), i))
 			}
 			return errors.Join(x.back(p), x.check(p))
 		})
@@ -514,17 +461,11 @@ func TestLanesClose(t *testing.T) {
 		s.sim.Seed = uint64(run)
 		w := newWorld(t, s)
 		w.each(func(x *rank, r int) error {
-			if err := x.meetDirectly(r); err != nil {
-				return err
-			}
-			p, err := x.tensorOf(message{id: 1, n: 8}, r, r == 0)
-			if err != nil {
-				return err
-			}
+			var err error
+			must.Do(x.meetDirectly(r))
+			p := must.Get(x.tensorOf(message{id: 1, n: 8}, r, r == 0))
 			for range 3 {
-				if _, err := x.passes(r, p); err != nil {
-					return err
-				}
+				must.Get(x.passes(r, p))
 			}
 			var calls sync.WaitGroup
 			var over atomic.Bool

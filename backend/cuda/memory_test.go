@@ -13,6 +13,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/overlaptest"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -109,16 +110,11 @@ func (x *rank) sharing(c *overlaptest.Call, rng *rand.Rand, onCPU func() bool) (
 }
 
 // upload returns memory of a device with elements.
-func (x *rank) upload(s driver.Stream, v []int32) (driver.Memory, error) {
-	dev, err := x.d.Device(0)
-	if err != nil {
-		return nil, err
-	}
+func (x *rank) upload(s driver.Stream, v []int32) (_ driver.Memory, err error) {
+	defer must.Catch(&err)
+	dev := must.Get(x.d.Device(0))
 	n := max(4*len(v), 4)
-	m, err := dev.Alloc(n)
-	if err != nil {
-		return nil, err
-	}
+	m := must.Get(dev.Alloc(n))
 	return m, x.throughHost(n, func(h driver.HostMemory) error {
 		driver.HostAccess(x.d, "filling", driver.Writes(h.Ptr(), n))
 		copy(int32s(h), v)

@@ -12,6 +12,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -39,26 +40,14 @@ func TestManyMessages(t *testing.T) {
 	made := 0
 	for round := range 3 {
 		w.each(func(x *rank, r int) error {
-			ps, err := all(x, r)
-			if err != nil {
-				return err
-			}
-			b, err := x.bucket(r)
-			if err != nil {
-				return err
-			}
+			ps := must.Get(all(x, r))
+			b := must.Get(x.bucket(r))
 			works := make([]*work.Work, many)
 			if r == 0 {
 				for i, p := range ps {
-					if works[i], err = x.b.Recv(x.ctx, p.dev, 1, backend.P2POptions{Tag: uint32(i)}); err != nil {
-						return err
-					}
-					if err := works[i].Synchronize(x.stream[p.device]); err != nil {
-						return err
-					}
-					if err := x.back(p); err != nil {
-						return err
-					}
+					works[i] = must.Get(x.b.Recv(x.ctx, p.dev, 1, backend.P2POptions{Tag: uint32(i)}))
+					must.Do(works[i].Synchronize(x.stream[p.device]))
+					must.Do(x.back(p))
 				}
 			}
 			// Without streams, for the caller's wait for the messages.
@@ -71,14 +60,10 @@ func TestManyMessages(t *testing.T) {
 			}
 			for i := many - 1; i >= 0; i-- {
 				if r == 1 {
-					if works[i], err = x.b.Send(x.ctx, ps[i].dev, 0, backend.P2POptions{Tag: uint32(i)}); err != nil {
-						return err
-					}
+					works[i] = must.Get(x.b.Send(x.ctx, ps[i].dev, 0, backend.P2POptions{Tag: uint32(i)}))
 				}
 			}
-			if err := work.WaitAll(x.ctx, append(works, v)...); err != nil {
-				return err
-			}
+			must.Do(work.WaitAll(x.ctx, append(works, v)...))
 			for i, p := range ps {
 				if r == 0 {
 					v, err = x.cpu.Recv(x.ctx, p.cpu, 1, backend.P2POptions{Tag: uint32(i)})
@@ -118,53 +103,35 @@ func TestBehind(t *testing.T) {
 		}
 		w := newWorld(t, s)
 		errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+			var err error
 			if lanes {
-				if err := x.meetDirectly(r); err != nil {
-					return err
-				}
+				must.Do(x.meetDirectly(r))
 			}
 			if r == 1 {
 				return nil
 			}
-			a, err := x.vector(tensor.Float32, 0, make([]byte, 16))
-			if err != nil {
-				return err
-			}
+			a := must.Get(x.vector(tensor.Float32, 0, make([]byte, 16)))
 			dev := 1 // whose stream goes on
 			if lanes {
 				dev = 0
 			}
-			b, err := x.vector(tensor.Float32, dev, make([]byte, 16))
-			if err != nil {
-				return err
-			}
-			gate, err := x.d.AllocHost(4)
-			if err != nil {
-				return err
-			}
+			b := must.Get(x.vector(tensor.Float32, dev, make([]byte, 16)))
+			gate := must.Get(x.d.AllocHost(4))
 			x.close = append(x.close, gate)
 			short, start := 200*time.Millisecond, time.Now()
 			var u, v *work.Work
 			if lanes {
-				if u, err = x.b.RecvAnySource(x.ctx, a.t, backend.P2POptions{}); err != nil {
-					return err
-				}
+				u = must.Get(x.b.RecvAnySource(x.ctx, a.t, backend.P2POptions{}))
 				v, err = x.b.Recv(x.ctx, b.t, 1, backend.P2POptions{Timeout: short})
 			} else {
-				if err := x.stream[0].WaitValue(gate.Ptr(), 1, driver.AtLeast); err != nil {
-					return err
-				}
-				if u, err = x.b.Send(x.ctx, a.t, 1, backend.P2POptions{Tag: 1}); err != nil {
-					return err
-				}
+				must.Do(x.stream[0].WaitValue(gate.Ptr(), 1, driver.AtLeast))
+				u = must.Get(x.b.Send(x.ctx, a.t, 1, backend.P2POptions{Tag: 1}))
 				v, err = x.b.Send(x.ctx, b.t, 1, backend.P2POptions{Tag: 1, Timeout: short})
 			}
 			if err != nil {
 				return err
 			}
-			if err := says(v.Wait(x.ctx), "behind an earlier message"); err != nil {
-				return err
-			}
+			must.Do(says(v.Wait(x.ctx), "behind an earlier message"))
 			if d := time.Since(start); d > patience/2 {
 				return errors.New("it took " + d.String())
 			}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -92,20 +93,14 @@ func mismatch(t *testing.T, w *world, a, b called, odd int, first bool) {
 	warm.Add(len(w.ranks))
 	errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
 		tensorOf := func(d tensor.DType, n int) *tensor.Tensor {
-			v, err := x.d.Device(x.b.Rank() % x.d.Count())
-			require.NoError(t, err)
-			m, err := v.Alloc(n * d.Size())
-			require.NoError(t, err)
+			v := must.Get(x.d.Device(x.b.Rank() % x.d.Count()))
+			m := must.Get(v.Alloc(n * d.Size()))
 			x.close = append(x.close, m)
-			y, err := tensor.OnDevice(d, m, n)
-			require.NoError(t, err)
-			return y
+			return must.Get(tensor.OnDevice(d, m, n))
 		}
 		if !first {
 			for range 3 {
-				v, err := a.do(x, tensorOf)
-				require.NoError(t, err)
-				require.NoError(t, v.Wait(x.ctx))
+				require.NoError(t, must.Get(a.do(x, tensorOf)).Wait(x.ctx))
 			}
 			warm.Done()
 			warm.Wait() // what comes ends all that is under way
@@ -122,9 +117,7 @@ func mismatch(t *testing.T, w *world, a, b called, odd int, first bool) {
 			return err
 		}
 		// A root may have done its part before the odd one came.
-		if v, err = barrierCalled.do(x, tensorOf); err != nil {
-			return err
-		}
+		v = must.Get(barrierCalled.do(x, tensorOf))
 		return v.Wait(x.ctx)
 	})
 	for r, err := range errs {
@@ -133,8 +126,7 @@ func mismatch(t *testing.T, w *world, a, b called, odd int, first bool) {
 		require.NotErrorIs(t, err, context.DeadlineExceeded, "rank %d", r)
 		require.ErrorContains(t, err, "called "+a.what, "rank %d", r)
 		require.ErrorContains(t, err, "called "+b.what, "rank %d", r)
-		var e *work.Error
-		require.ErrorAs(t, err, &e)
+		e := must.As[*work.Error](t, err)
 		require.Equal(t, r, e.Rank)
 		require.Equal(t, "g", e.Group)
 		require.GreaterOrEqual(t, e.Peer, 0)

@@ -13,7 +13,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
-	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
+	"github.com/c10d-go/c10d/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -158,7 +158,7 @@ func (b *Backend) copies() (driver.Stream, error) {
 // mix runs a collective with shadows of the tensors in CPU memory: f gets the lists with them. Written are the tensors
 // that get a result. The lists are dense, and belong to mix.
 func (b *Backend) mix(ctx context.Context, op work.OpType, written, result []*tensor.Tensor, lists [][]*tensor.Tensor, f func(ctx context.Context, lists [][]*tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
-	if c := place.StreamsOf(ctx); c != nil && c.In != nil && driver.Capturing(c.In) {
+	if c := driver.CallStreamsOf(ctx); c != nil && c.In != nil && driver.Capturing(c.In) {
 		return nil, fmt.Errorf("cuda: %v in a capture: %w: a tensor of the call is in CPU memory", op, driver.ErrCapture)
 	}
 	if err := b.mixed.begin(ctx, lists); err != nil {
@@ -178,14 +178,14 @@ func (b *Backend) mix(ctx context.Context, op work.OpType, written, result []*te
 func (b *Backend) mixBegun(ctx context.Context, op work.OpType, written, result []*tensor.Tensor, lists [][]*tensor.Tensor, f func(ctx context.Context, lists [][]*tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
 	s := &shadowed{b: b}
 	written, result = slices.Clone(written), slices.Clone(result)
-	if g := place.StreamsOf(ctx); g != nil && b.g.Missing == nil {
+	if g := driver.CallStreamsOf(ctx); g != nil && b.g.Missing == nil {
 		st, err := b.copies()
 		if err != nil {
 			return nil, err
 		}
 		more := *g
 		more.Before = append(slices.Clone(g.Before), st)
-		ctx = context.WithValue(ctx, place.StreamsKey{}, &more)
+		ctx = driver.WithCallStreams(ctx, &more)
 	}
 	var err error
 	for i, ts := range lists {

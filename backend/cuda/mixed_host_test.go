@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -24,18 +25,13 @@ func TestMixedAndHostOrder(t *testing.T) {
 		t.Run(first, func(t *testing.T) {
 			w := newWorld(t, directly(2))
 			w.each(func(x *rank, r int) error {
-				if err := x.meetDirectly(r); err != nil {
-					return err
-				}
+				must.Do(x.meetDirectly(r))
 				v, wide, err := ones(1 << 16)
 				if err != nil {
 					return err
 				}
 				short := unsafe.Slice((*int16)(unsafe.Pointer(&v[0])), 2*len(v)) // no kernels add these
-				narrow, err := tensor.Of(short, len(short))
-				if err != nil {
-					return err
-				}
+				narrow := must.Get(tensor.Of(short, len(short)))
 				kernels := func() (*work.Work, error) {
 					return x.b.AllReduce(x.ctx, []*tensor.Tensor{wide}, backend.AllReduceOptions{})
 				}
@@ -46,15 +42,10 @@ func TestMixedAndHostOrder(t *testing.T) {
 				}
 				var works []*work.Work
 				for _, call := range calls {
-					y, err := call()
-					if err != nil {
-						return err
-					}
+					y := must.Get(call())
 					works = append(works, y)
 				}
-				if err := work.WaitAll(x.ctx, works...); err != nil {
-					return err
-				}
+				must.Do(work.WaitAll(x.ctx, works...))
 				if v[0] != want || v[len(v)-1] != want {
 					t.Errorf("rank %d: %s first: got %d..%d, want %d", r, first, v[0], v[len(v)-1], want)
 				}
@@ -74,9 +65,7 @@ func TestMixedThenSend(t *testing.T) {
 		tag := c.tag
 		w := newWorld(t, directly(2))
 		w.each(func(x *rank, r int) error {
-			if err := x.meetDirectly(r); err != nil {
-				return err
-			}
+			must.Do(x.meetDirectly(r))
 			_, u, err := ones(1 << 16)
 			if err != nil {
 				return err
@@ -85,10 +74,7 @@ func TestMixedThenSend(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			y, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{u}, backend.AllReduceOptions{})
-			if err != nil {
-				return err
-			}
+			y := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{u}, backend.AllReduceOptions{}))
 			var m *work.Work
 			switch {
 			case r == 0:
@@ -101,9 +87,7 @@ func TestMixedThenSend(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := work.WaitAll(x.ctx, y, m); err != nil {
-				return err
-			}
+			must.Do(work.WaitAll(x.ctx, y, m))
 			if from, err := m.SourceRank(); r == 1 && (from != 0 || err != nil) {
 				t.Errorf("tag %d: source %d, %v", tag, from, err)
 			}

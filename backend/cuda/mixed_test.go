@@ -12,6 +12,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -21,32 +22,16 @@ import (
 func TestMixedOrder(t *testing.T) {
 	w := newWorld(t, directly(2))
 	w.each(func(x *rank, r int) error {
-		if err := x.meetDirectly(r); err != nil {
-			return err
-		}
-		all, err := tensor.Of([]float32{1, 1, 1, 1, 1, 1}, 6)
-		if err != nil {
-			return err
-		}
-		even, err := all.AsStrided([]int{3}, []int{2}, 0)
-		if err != nil {
-			return err
-		}
-		odd, err := all.AsStrided([]int{2}, []int{-2}, 3)
-		if err != nil {
-			return err
-		}
+		must.Do(x.meetDirectly(r))
+		all := must.Get(tensor.Of([]float32{1, 1, 1, 1, 1, 1}, 6))
+		even := must.Get(all.AsStrided([]int{3}, []int{2}, 0))
+		odd := must.Get(all.AsStrided([]int{2}, []int{-2}, 3))
 		var works []*work.Work
 		for _, u := range []*tensor.Tensor{all, even, all, odd, even} {
-			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{u}, backend.AllReduceOptions{})
-			if err != nil {
-				return err
-			}
+			v := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{u}, backend.AllReduceOptions{}))
 			works = append(works, v)
 		}
-		if err := work.WaitAll(x.ctx, works...); err != nil {
-			return err
-		}
+		must.Do(work.WaitAll(x.ctx, works...))
 		return same(all.Bytes(), tensorBytes([]float32{16, 8, 16, 8, 16, 4}))
 	})
 	w.end()
@@ -57,24 +42,12 @@ func TestMixedClose(t *testing.T) {
 	for range 3 {
 		w := newWorld(t, directly(2))
 		w.each(func(x *rank, r int) error {
-			if err := x.meetDirectly(r); err != nil {
-				return err
-			}
-			u, err := tensor.New(tensor.Float32, 1<<16)
-			if err != nil {
-				return err
-			}
-			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{u}, backend.AllReduceOptions{})
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(x.b.Shutdown(x.ctx), v.Wait(x.ctx)); err != nil {
-				return err
-			}
-			far, err := x.vector(tensor.Float32, r, make([]byte, 4))
-			if err != nil {
-				return err
-			}
+			var err error
+			must.Do(x.meetDirectly(r))
+			u := must.Get(tensor.New(tensor.Float32, 1<<16))
+			v := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{u}, backend.AllReduceOptions{}))
+			must.Do(errors.Join(x.b.Shutdown(x.ctx), v.Wait(x.ctx)))
+			far := must.Get(x.vector(tensor.Float32, r, make([]byte, 4)))
 			_, err = x.b.AllReduceCoalesced(x.ctx, []*tensor.Tensor{u, far.t}, backend.AllReduceOptions{})
 			var e *work.Error
 			if !errors.Is(err, work.ErrClosed) || !errors.As(err, &e) {
@@ -98,21 +71,11 @@ func TestMixedStuck(t *testing.T) {
 	w := newWorld(t, setup{size: 2, timeout: 300 * time.Millisecond, sim: sim.Config{Devices: 2}}.quietly())
 	gates := make([]driver.HostMemory, 2)
 	w.each(func(x *rank, r int) error {
-		u, err := tensor.New(tensor.Float32, 4)
-		if err != nil {
-			return err
-		}
-		y, err := x.vector(tensor.Float32, r, make([]byte, 16))
-		if err != nil {
-			return err
-		}
-		if gates[r], err = x.d.AllocHost(4); err != nil {
-			return err
-		}
+		u := must.Get(tensor.New(tensor.Float32, 4))
+		y := must.Get(x.vector(tensor.Float32, r, make([]byte, 16)))
+		gates[r] = must.Get(x.d.AllocHost(4))
 		s := x.stream[r]
-		if err := s.WaitValue(gates[r].Ptr(), 1, driver.AtLeast); err != nil {
-			return err
-		}
+		must.Do(s.WaitValue(gates[r].Ptr(), 1, driver.AtLeast))
 		v, err := x.b.AllReduceCoalesced(cuda.WithStreams(x.ctx, s), []*tensor.Tensor{u, y.t}, backend.AllReduceOptions{})
 		if err != nil {
 			return err

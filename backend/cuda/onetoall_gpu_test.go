@@ -18,6 +18,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -83,7 +84,8 @@ func tiles(n int, f func(off, n int) error) error {
 
 // run broadcasts n bytes that begin at byte at of the memory, from one of the
 // root's tensors into memory with other contents.
-func (x *spreader) run(root bool, rootRank, rootTensor, at, n int, value byte) error {
+func (x *spreader) run(root bool, rootRank, rootTensor, at, n int, value byte) (err error) {
+	defer must.Catch(&err)
 	want := x.host.Bytes()[:tile]
 	driver.HostAccess(x.d, "filling", driver.Writes(x.host.Ptr(), tile))
 	for i := range want {
@@ -91,10 +93,7 @@ func (x *spreader) run(root bool, rootRank, rootTensor, at, n int, value byte) e
 	}
 	var ts []*tensor.Tensor
 	for i, m := range x.mems {
-		whole, err := tensor.OnDevice(tensor.Uint8, cuda.OnStream(m, x.streams[i]), m.Len())
-		if err != nil {
-			return err
-		}
+		whole := must.Get(tensor.OnDevice(tensor.Uint8, cuda.OnStream(m, x.streams[i]), m.Len()))
 		part, err := whole.Slice(0, at, at+n)
 		if err != nil {
 			return err
@@ -120,14 +119,9 @@ func (x *spreader) run(root bool, rootRank, rootTensor, at, n int, value byte) e
 			return errors.Join(err, v.Wait(x.ctx))
 		}
 		err := tiles(n, func(off, k int) error {
-			if err := s.Copy(x.host.Ptr()+tile, x.mems[i].Ptr()+driver.Ptr(at+off), k); err != nil {
-				return err
-			}
-			e, err := s.Record()
-			if err != nil {
-				return err
-			}
-			err = e.Sync(x.ctx)
+			must.Do(s.Copy(x.host.Ptr()+tile, x.mems[i].Ptr()+driver.Ptr(at+off), k))
+			e := must.Get(s.Record())
+			err := e.Sync(x.ctx)
 			e.Release()
 			if err != nil {
 				return err
@@ -215,8 +209,7 @@ func TestSimulatedBroadcastApart(t *testing.T) {
 // TestSimulatedBroadcast is TestGPUBroadcast on simulated devices.
 func TestSimulatedBroadcast(t *testing.T) {
 	for _, way := range append(hostWays, cuda.BroadcastDirect) {
-		d, err := sim.Open(sim.Config{Devices: 3, Seed: 1, Kernels: simkernels.All(), NoDelays: true})
-		require.NoError(t, err)
+		d := must.Get(sim.Open(sim.Config{Devices: 3, Seed: 1, Kernels: simkernels.All(), NoDelays: true}))
 		spreadOn(t, d, way, 3, 0, 1, 3, 1000, 1<<18, 1<<19+3)
 		require.NoError(t, d.Close(), "way %q", way)
 	}

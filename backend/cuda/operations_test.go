@@ -26,6 +26,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -234,7 +235,8 @@ func pieces(n int, f func(lo, hi int)) {
 }
 
 // expect returns what a rank gets, by the CPU's arithmetic, in the order of the ranks.
-func (o *operation) expect(rank, ranks int) ([]byte, error) {
+func (o *operation) expect(rank, ranks int) (_ []byte, err error) {
+	defer must.Catch(&err)
 	n := o.n * o.d.Size()
 	switch o.kind {
 	case "broadcast":
@@ -269,10 +271,7 @@ func (o *operation) expect(rank, ranks int) ([]byte, error) {
 			return o.input(rank, ranks), nil
 		}
 	}
-	red, err := o.op.Reduction(o.d, ranks)
-	if err != nil {
-		return nil, err
-	}
+	red := must.Get(o.op.Reduction(o.d, ranks))
 	var sum []byte
 	for r := range ranks {
 		x := o.input(r, ranks)
@@ -305,10 +304,8 @@ type operator struct {
 
 // operate runs random operations, a few at a time and each twice.
 func (a *apart) operate(t *testing.T) {
-	count, err := strconv.Atoi(os.Getenv(envOperations))
-	require.NoError(t, err)
-	seed, err := strconv.ParseUint(os.Getenv(envSeed), 10, 64)
-	require.NoError(t, err)
+	count := must.Get(strconv.Atoi(os.Getenv(envOperations)))
+	seed := must.Get(strconv.ParseUint(os.Getenv(envSeed), 10, 64))
 	ctx, cancel := context.WithTimeout(t.Context(), operationsLimit(count))
 	defer cancel()
 	most, room := 64<<20, 300<<20
@@ -316,10 +313,8 @@ func (a *apart) operate(t *testing.T) {
 		most, room = 64<<10, 1<<20
 	}
 	x := &operator{own: rand.New(rand.NewPCG(seed, 2+uint64(a.rank)))}
-	x.member, err = newOperator(ctx, a, room)
-	require.NoError(t, err)
-	second, err := x.v.NewStream(driver.StreamOptions{Name: fmt.Sprint("second caller ", a.rank)})
-	require.NoError(t, err)
+	x.member = must.Get(newOperator(ctx, a, room))
+	second := must.Get(x.v.NewStream(driver.StreamOptions{Name: fmt.Sprint("second caller ", a.rank)}))
 	x.streams = []driver.Stream{x.s, second}
 	plan := rand.New(rand.NewPCG(seed, 1))
 	for done := 0; done < count; {
@@ -374,16 +369,15 @@ func newOperator(ctx context.Context, a *apart, room int) (m *member, err error)
 
 // together runs operations of which several are on their way at a time. Inputs come by the stream of
 // a call, results leave by it.
-func (x *operator) together(list []*operation, used, run int) error {
+func (x *operator) together(list []*operation, used, run int) (err error) {
+	defer must.Catch(&err)
 	host := x.h.Bytes()
 	in, out := host[:used], host[x.mem.Len():][:used]
 	driver.HostAccess(x.d, "filling", driver.Writes(x.h.Ptr(), used), driver.Writes(x.h.Ptr()+driver.Ptr(x.mem.Len()), used))
 	clear(out)
 	if run == 0 {
 		x.image = slices.Grow(x.image[:0], used)[:used]
-		if err := atOnce(list, func(o *operation) error { return x.prepare(o, in) }); err != nil {
-			return err
-		}
+		must.Do(atOnce(list, func(o *operation) error { return x.prepare(o, in) }))
 	}
 	var works []*work.Work
 	for _, o := range list {
@@ -393,22 +387,17 @@ func (x *operator) together(list []*operation, used, run int) error {
 		}
 		works = append(works, w)
 	}
-	if err := work.WaitAll(x.ctx, works...); err != nil {
-		return err
-	}
+	must.Do(work.WaitAll(x.ctx, works...))
 	for _, s := range x.streams {
-		e, err := s.Record()
-		if err != nil {
-			return err
-		}
-		err = e.Sync(x.ctx)
+		e := must.Get(s.Record())
+		err := e.Sync(x.ctx)
 		e.Release()
 		if err != nil {
 			return err
 		}
 	}
 	driver.HostAccess(x.d, "comparing", driver.Reads(x.h.Ptr()+driver.Ptr(x.mem.Len()), used))
-	err := atOnce(list, func(o *operation) error {
+	err = atOnce(list, func(o *operation) error {
 		if err := same(out[o.lo:o.hi], x.image[o.lo:o.hi]); err != nil {
 			return fmt.Errorf("%v at byte %d: %w", o, o.out-o.lo, err)
 		}

@@ -35,7 +35,7 @@ func (b *Backend) peer(op work.OpType, t *tensor.Tensor, rank int, tag uint32) e
 // onLane reports whether a message may go from device to device: the default tag, in a group that may have
 // kernels. The lanes decide then.
 func (b *Backend) onLane(o backend.P2POptions) bool {
-	return o.Tag == 0 && b.clusters == nil && b.direct.CanMesh() == nil
+	return o.Tag == 0 && b.direct.CanMesh() == nil
 }
 
 // Send sends t, past the collectives: from device to device, or once it is on the host.
@@ -62,7 +62,7 @@ func (b *Backend) Recv(ctx context.Context, t *tensor.Tensor, src int, o backend
 	if err := b.peer(work.Recv, t, src, o.Tag); err != nil {
 		return nil, err
 	}
-	if err := b.overlap(work.Recv, []*tensor.Tensor{t}, nil); err != nil {
+	if err := b.args.Overlap(work.Recv, []*tensor.Tensor{t}, nil); err != nil {
 		return nil, err
 	}
 	if one := []*tensor.Tensor{t}; b.shadows(b.onLane(o), one) {
@@ -96,7 +96,7 @@ func (b *Backend) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend
 	if err := b.dense(op, "tensor", t); err != nil {
 		return nil, err
 	}
-	if err := b.overlap(op, []*tensor.Tensor{t}, nil); err != nil {
+	if err := b.args.Overlap(op, []*tensor.Tensor{t}, nil); err != nil {
 		return nil, err
 	}
 	if one := []*tensor.Tensor{t}; b.shadows(b.onLane(o), one) {

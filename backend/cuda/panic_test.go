@@ -12,6 +12,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -37,10 +38,8 @@ func TestAPanicInAnOperator(t *testing.T) {
 				w := newWorld(t, setup{size: 2, options: s.options, native: true, timeout: patience})
 				var culprit atomic.Int32 // 1 more than the rank
 				errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
-					y, err := x.vector(tensor.Float32, 0, make([]byte, s.bytes))
-					if err != nil {
-						return err
-					}
+					var err error
+					y := must.Get(x.vector(tensor.Float32, 0, make([]byte, s.bytes)))
 					op := backend.Custom("broken", func(tensor.DType, []byte, []byte) {
 						if culprit.CompareAndSwap(0, int32(r)+1) {
 							how()
@@ -65,8 +64,7 @@ func TestAPanicInAnOperator(t *testing.T) {
 						continue // it had all that it needed
 					}
 					require.ErrorIs(t, err, work.ErrPanicked, "rank %d", r)
-					var e *work.Error
-					require.ErrorAs(t, err, &e)
+					e := must.As[*work.Error](t, err)
 					require.Equal(t, bad, e.Peer, "%v", err)
 					var p *work.PanicError
 					if r == bad {
@@ -97,9 +95,7 @@ func TestCloseAndShutdown(t *testing.T) {
 			w := newWorld(t, setup{size: 2, options: cuda.Options{AllReduce: cuda.HostWork}, timeout: time.Hour})
 			var ys [2]*vector
 			for r, x := range w.ranks {
-				var err error
-				ys[r], err = x.vector(tensor.Float32, 0, make([]byte, 64))
-				require.NoError(t, err)
+				ys[r] = must.Get(x.vector(tensor.Float32, 0, make([]byte, 64)))
 			}
 			v, err := w.ranks[1].b.AllReduce(w.ctx, []*tensor.Tensor{ys[1].t}, backend.AllReduceOptions{})
 			require.NoError(t, err)
@@ -108,8 +104,7 @@ func TestCloseAndShutdown(t *testing.T) {
 			require.Less(t, time.Since(start), 20*time.Second)
 			require.ErrorIs(t, v.Err(), work.ErrClosed)
 			_, err = w.ranks[0].b.AllReduce(w.ctx, []*tensor.Tensor{ys[0].t}, backend.AllReduceOptions{})
-			var e *work.Error
-			require.ErrorAs(t, err, &e)
+			e := must.As[*work.Error](t, err)
 			require.Equal(t, 1, e.Peer)
 			require.ErrorContains(t, err, "rank 1 left the group while others needed it: it called Close with all_reduce seq 0 open")
 			w.drop(t)
@@ -118,40 +113,31 @@ func TestCloseAndShutdown(t *testing.T) {
 	t.Run("Shutdown waits", func(t *testing.T) {
 		w := newWorld(t, setup{size: 2, options: cuda.Options{AllReduce: cuda.HostWork}, timeout: patience})
 		w.each(func(x *rank, r int) error {
-			y, err := x.vector(tensor.Float32, 0, make([]byte, 64))
-			if err != nil {
-				return err
-			}
-			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
-			if err != nil {
-				return err
-			}
+			var err error
+			y := must.Get(x.vector(tensor.Float32, 0, make([]byte, 64)))
+			v := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}))
 			err = x.b.Shutdown(x.ctx)
 			require.True(t, v.IsSuccess(), "%v", v.Err())
 			return err
 		})
 		w.drop(t)
 	})
-	t.Run("Shutdown while a call waits for room", func(t *testing.T) {
+	t.Run("Shutdown while an operation waits for room", func(t *testing.T) {
 		defer cuda.SetMostQueued(0)()
 		w := newWorld(t, setup{size: 2, options: cuda.Options{AllReduce: cuda.HostWork}, timeout: time.Hour})
 		x := w.ranks[1]
 		y, err := x.vector(tensor.Float32, 0, make([]byte, 64))
 		require.NoError(t, err)
 		call := func() error {
-			_, err := x.b.AllReduce(w.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
-			return err
+			return must.Err(x.b.AllReduce(w.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}))
 		}
 		require.NoError(t, call())
-		second := make(chan error)
-		go func() { second <- call() }()
-		time.Sleep(50 * time.Millisecond)
+		require.NoError(t, call()) // it waits for room, in the feeder
 		ctx, cancel := context.WithTimeout(w.ctx, 10*time.Millisecond)
 		defer cancel()
 		start := time.Now()
 		require.ErrorIs(t, x.b.Shutdown(ctx), context.DeadlineExceeded)
 		require.Less(t, time.Since(start), 20*time.Second)
-		require.NoError(t, <-second) // its error is the operation's
 		w.drop(t)
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -109,7 +112,7 @@ var scattered = []struct {
 func TestScattered(t *testing.T) {
 	for _, way := range []string{cuda.HostWork, cuda.DirectWork, "no kernels"} {
 		for _, c := range scattered {
-			if way == "no kernels" && c.runs > 10_000 || testing.Short() && c.runs > 10_000 {
+			if way == "no kernels" && c.runs > 10_000 || c.runs > testsize.Of(10_000, 10_000, 1_000_000) {
 				continue // by copies of a byte
 			}
 			t.Run(way+" "+c.name, func(t *testing.T) {
@@ -159,14 +162,9 @@ func TestScattered(t *testing.T) {
 							}
 							ps = append(ps, p)
 						}
-						v, err := f(x.b, x, r, devs(ps))
-						if err != nil {
-							return err
-						}
+						v := must.Get(f(x.b, x, r, devs(ps)))
 						for _, p := range ps {
-							if err := errors.Join(v.Synchronize(x.stream[p.device]), x.back(p)); err != nil {
-								return err
-							}
+							must.Do(errors.Join(v.Synchronize(x.stream[p.device]), x.back(p)))
 						}
 						h, err := f(x.cpu, x, r, cpus(ps))
 						if err == nil {
@@ -215,19 +213,13 @@ var lists = map[string]func(x *rank, b backend.Backend, out, in []*tensor.Tensor
 		n := len(out) / 2
 		return b.AllGatherCoalesced(x.ctx, [][]*tensor.Tensor{out[:n], out[n : 2*n]}, in[:n], backend.AllGatherOptions{})
 	},
-	"all_gather_into_tensor_coalesced": func(x *rank, b backend.Backend, out, in []*tensor.Tensor) (*work.Work, error) {
-		halves, err := halves(in)
-		if err != nil {
-			return nil, err
-		}
-		return b.AllGatherIntoTensorCoalesced(x.ctx, out, halves, backend.AllGatherOptions{})
+	"all_gather_into_tensor_coalesced": func(x *rank, b backend.Backend, out, in []*tensor.Tensor) (_ *work.Work, err error) {
+		defer must.Catch(&err)
+		return b.AllGatherIntoTensorCoalesced(x.ctx, out, must.Get(halves(in)), backend.AllGatherOptions{})
 	},
-	"reduce_scatter_tensor_coalesced": func(x *rank, b backend.Backend, out, in []*tensor.Tensor) (*work.Work, error) {
-		halves, err := halves(out)
-		if err != nil {
-			return nil, err
-		}
-		return b.ReduceScatterTensorCoalesced(x.ctx, halves, in, backend.ReduceScatterOptions{})
+	"reduce_scatter_tensor_coalesced": func(x *rank, b backend.Backend, out, in []*tensor.Tensor) (_ *work.Work, err error) {
+		defer must.Catch(&err)
+		return b.ReduceScatterTensorCoalesced(x.ctx, must.Get(halves(out)), in, backend.ReduceScatterOptions{})
 	},
 }
 
@@ -265,26 +257,15 @@ func TestManyTensors(t *testing.T) {
 					var whole, out, in []*pair
 					for _, list := range []*[]*pair{&out, &in} {
 						for device := range 2 {
-							p, err := x.pairOf(rng, tensor.Int32, device, flat(n*each), true)
-							if err != nil {
-								return err
-							}
-							vs, err := p.views(n, each)
-							if err != nil {
-								return err
-							}
+							p := must.Get(x.pairOf(rng, tensor.Int32, device, flat(n*each), true))
+							vs := must.Get(p.views(n, each))
 							whole, *list = append(whole, p), append(*list, vs...)
 						}
 					}
 					rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
-					v, err := f(x, x.b, devs(out), devs(in))
-					if err != nil {
-						return err
-					}
+					v := must.Get(f(x, x.b, devs(out), devs(in)))
 					for _, p := range whole {
-						if err := errors.Join(v.Synchronize(x.stream[p.device]), x.back(p)); err != nil {
-							return err
-						}
+						must.Do(errors.Join(v.Synchronize(x.stream[p.device]), x.back(p)))
 					}
 					h, err := f(x, x.cpu, cpus(out), cpus(in))
 					if err == nil {
@@ -327,8 +308,7 @@ func (w *world) prepareLong(t *testing.T, s shape, n int) [][]*tensor.Tensor {
 	all := make([][]*tensor.Tensor, len(w.ranks))
 	for r, x := range w.ranks {
 		for i := range n {
-			p, err := x.pairOf(rand.New(rand.NewPCG(9, uint64(r))), tensor.Int32, i%len(x.stream), s, true)
-			require.NoError(t, err)
+			p := must.Get(x.pairOf(rand.New(rand.NewPCG(9, uint64(r))), tensor.Int32, i%len(x.stream), s, true))
 			all[r] = append(all[r], p.dev)
 		}
 	}
@@ -355,9 +335,9 @@ func TestLongFails(t *testing.T) {
 
 // failEach lets every so manieth call of a name fail, or of all, in one of longWays.
 func failEach(t *testing.T, way int, name string, step int) {
-	injected := errors.New("injected")
 	c := longWays[way]
-	for k := 0; ; k += step {
+	var all [][]*tensor.Tensor
+	fresh := func(k int) *world {
 		s := setup{
 			size: 2, timeout: patience, sim: sim.Config{Devices: 2, Seed: uint64(k), Quiet: true, NoDelays: true},
 			options: cuda.Options{Chunk: 400, Slots: 2, AllReduce: cuda.HostWork},
@@ -366,52 +346,19 @@ func failEach(t *testing.T, way int, name string, step int) {
 			s.sim.Kernels = simkernels.All()
 		}
 		w := newWorld(t, s)
-		all := w.prepareLong(t, c.shape, c.tensors)
-		n, failed := 0, sim.Call{}
-		w.m.Inject(func(c sim.Call) error {
-			if strings.Contains(c.Stream, "caller") || name != "" && c.Name != name {
-				return nil
-			}
-			if n++; n-1 != k {
-				return nil
-			}
-			failed = c
-			return injected
-		})
-		errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
-			v, err := c.run(x, all[r])
-			if err != nil {
-				x.b.Abort(err) // the others have been called
-				return err
-			}
-			return v.Wait(x.ctx)
-		})
-		w.m.Inject(nil)
-		err := errors.Join(errs...)
-		if failed.Name == "" {
-			require.NoError(t, err)
-			require.LessOrEqual(t, w.m.Stats().Deepest, deepest)
-			w.end()
-			require.NotZero(t, k, "no call of %q", name)
-			return
-		}
-		switch failed.Name {
-		case "Load", "Function", "RegisterHost", "Device":
-			// Who has no kernels copies run by run, who cannot page-lock copies itself.
-		default:
-			require.ErrorIs(t, err, injected, "%v", failed)
-		}
-		for r, err := range errs {
-			if err != nil {
-				var e *work.Error
-				require.ErrorAs(t, err, &e, "%v: rank %d", failed, r)
-				require.Equal(t, c.op, e.Op.String(), "%v", failed)
-				require.Equal(t, r, e.Rank)
-				require.Zero(t, e.Seq)
-			}
+		all = w.prepareLong(t, c.shape, c.tensors)
+		return w
+	}
+	named := func(m sim.Call) bool { return name == "" || m.Name == name }
+	failInTurn(t, step, 1, c.op, fresh, named, func(x *rank, r int) error {
+		return x.ended(c.run(x, all[r]))
+	}, func(w *world, failed sim.Call, errs []error) {
+		// Who has no kernels copies run by run, who cannot page-lock copies itself.
+		if !slices.Contains([]string{"Load", "Function", "RegisterHost", "Device"}, failed.Name) {
+			require.ErrorIs(t, errors.Join(errs...), errInjected, "%v", failed)
 		}
 		w.drop(t)
-	}
+	})
 }
 
 // TestLongEnds ends operations that go in parts while they are enqueued: by a rank that
@@ -458,8 +405,7 @@ func TestLongEnds(t *testing.T) {
 				}
 				err := <-called
 				require.ErrorIs(t, err, want)
-				var e *work.Error
-				require.ErrorAs(t, err, &e)
+				e := must.As[*work.Error](t, err)
 				require.Equal(t, c.op, e.Op.String())
 				require.LessOrEqual(t, w.m.Stats().Deepest, deepest)
 				_, err = x.b.Barrier(w.ctx, backend.BarrierOptions{})
@@ -481,17 +427,10 @@ func TestLongMessage(t *testing.T) {
 		}
 		var received *work.Work
 		if r == 0 {
-			if received, err = x.b.Recv(x.ctx, p.dev, 1, backend.P2POptions{}); err != nil {
-				return err
-			}
+			received = must.Get(x.b.Recv(x.ctx, p.dev, 1, backend.P2POptions{}))
 		}
-		b, err := x.bucket(r)
-		if err != nil {
-			return err
-		}
-		if err := x.fill(r, b); err != nil {
-			return err
-		}
+		b := must.Get(x.bucket(r))
+		must.Do(x.fill(r, b))
 		v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{})
 		if err == nil {
 			err = v.Wait(x.ctx)
@@ -519,15 +458,10 @@ func TestLongMessage(t *testing.T) {
 func TestColumnsApart(t *testing.T) {
 	w := newWorld(t, setup{size: 2, timeout: patience, sim: sim.Config{Devices: 1, Kernels: simkernels.All()}})
 	w.each(func(x *rank, r int) error {
-		p, err := x.pairOf(rand.New(rand.NewPCG(1, uint64(r))), tensor.Int32, 0, flat(1000, 2), true)
-		if err != nil {
-			return err
-		}
+		p := must.Get(x.pairOf(rand.New(rand.NewPCG(1, uint64(r))), tensor.Int32, 0, flat(1000, 2), true))
 		var columns [2]*tensor.Tensor
 		for i := range columns {
-			if columns[i], err = p.dev.Slice(1, i, i+1); err != nil {
-				return err
-			}
+			columns[i] = must.Get(p.dev.Slice(1, i, i+1))
 		}
 		received, err := x.b.Recv(x.ctx, columns[0], 1-r, backend.P2POptions{})
 		if err == nil && r == 1 {
@@ -536,11 +470,7 @@ func TestColumnsApart(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		sent, err := x.b.Send(x.ctx, columns[1], 1-r, backend.P2POptions{})
-		if err != nil {
-			return err
-		}
-		return work.WaitAll(x.ctx, sent, received)
+		return work.WaitAll(x.ctx, must.Get(x.b.Send(x.ctx, columns[1], 1-r, backend.P2POptions{})), received)
 	})
 	require.Less(t, w.m.Stats().Operations, 100, "kernels, not copies")
 	w.end()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -18,13 +19,8 @@ func byHost(t *testing.T, s setup, way string, reasons ...string) {
 	w := newWorld(t, s)
 	w.each(func(x *rank, r int) error {
 		for range 2 {
-			p, err := x.pairOf(random(t, uint64(r)), tensor.Float32, r, flat(300), true)
-			if err != nil {
-				return err
-			}
-			if err := x.allReduced(p); err != nil {
-				return err
-			}
+			p := must.Get(x.pairOf(random(t, uint64(r)), tensor.Float32, r, flat(300), true))
+			must.Do(x.allReduced(p))
 		}
 		c := x.does(work.AllReduce)
 		if c.Algorithm != way {
@@ -41,11 +37,15 @@ func byHost(t *testing.T, s setup, way string, reasons ...string) {
 }
 
 // TestPeerAccessThatLies has devices that are said to reach each other, but lose what one writes to another. The
-// ranks find out when they connect, and go through the host.
+// ranks find out when they connect, and go another way.
 func TestPeerAccessThatLies(t *testing.T) {
 	s := directly(3)
 	s.sim.Topology.Loses = func(from, to int) bool { return from == 2 && to == 0 }
-	byHost(t, s, cuda.HostWork, "rank 2", "does not come", "rank 0")
+	byHost(t, s, cuda.RingWork, "rank 2", "does not come", "rank 0", "ring of the ranks [0 2 1]")
+	s.sim.Topology.Loses = func(from, to int) bool { return from == 2 || to == 2 }
+	byHost(t, s, cuda.ClustersWork, "does not come", "the devices of ranks 0-1 reach each other")
+	s.sim.Topology.Loses = func(from, to int) bool { return true }
+	byHost(t, s, cuda.HostWork, "rank 0", "does not come", "rank 1")
 	s = clustered(2, 2)
 	s.sim.Topology.Loses = func(from, to int) bool { return from == 1 }
 	byHost(t, s, cuda.ClustersWork)

@@ -11,6 +11,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -55,12 +56,9 @@ func TestF33Phases(t *testing.T) {
 			s := setup{size: 2, sim: sim.Config{Devices: 2}, options: cuda.Options{Chunk: n, AllReduce: cuda.HostWork, Broadcast: cuda.BroadcastHost}}
 			phases := map[string]time.Duration{}
 			var first, last time.Duration
-			for _, x := range timeline(t, s, n, func(x *rank, r int) error {
-				w, err := x.b.Barrier(x.ctx, backend.BarrierOptions{})
-				if err != nil {
-					return err
-				}
-				return w.Wait(x.ctx)
+			for _, x := range timeline(t, s, n, func(x *rank, r int) (err error) {
+				defer must.Catch(&err)
+				return must.Get(x.b.Barrier(x.ctx, backend.BarrierOptions{})).Wait(x.ctx)
 			}, call) {
 				if !strings.HasPrefix(x.Stream, "rank 0/") && x.Stream != "host of rank 0" || x.End == x.Start {
 					continue

@@ -31,14 +31,13 @@ compile() {
 }
 
 internal=backend/cuda/internal
-for name in kernels lists; do
+for name in kernels lists coo; do
 	compile $internal/kernels/$name.cu $internal/kernels/$name.ptx 70
 done
 
-# A text for each dtype, and two that combine nothing, for two ranks and for more. Package direct makes those of uint8
-# from those of int8. Their hashes are in comments of ptx.sum.
+# Dtypes of a family share a text: see direct.cu. There is one of each for two ranks and one for more.
 rm -f $internal/direct/ptx/*.ptx
-for name in float32 float64 float16 bfloat16 int8 uint8 int32 int64 gather move; do
+for name in gradients others gather move; do
 	compile $internal/direct/direct.cu $internal/direct/ptx/${name}_2.ptx 74 -DKERNELS_$name -DTWO
 	compile $internal/direct/direct.cu $internal/direct/ptx/${name}_n.ptx 74 -DKERNELS_$name -DMORE
 done
@@ -49,6 +48,5 @@ compile examples/internal/gpumlp/kernels.cu examples/internal/gpumlp/kernels.ptx
 
 {
 	echo "# $version"
-	sha256sum $all | sed 's/^.*uint8_/# &/' # no name has a space
+	sha256sum $all
 } >backend/cuda/ptx.sum
-rm $internal/direct/ptx/uint8_*.ptx

@@ -2,12 +2,15 @@ package cuda_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -15,7 +18,9 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
 )
 
 // TestRegisteredMemory runs long broadcasts and messages before, while and after the ranks map each other's memory.
@@ -40,29 +45,16 @@ func TestRegisteredMemory(t *testing.T) {
 					mine = make([]byte, len(b))
 				}
 				if large != nil && renew {
-					if err := errors.Join(large.mem.Close(), large.h.Close()); err != nil {
-						return err
-					}
+					must.Do(errors.Join(large.mem.Close(), large.h.Close()))
 				}
 				if large == nil || renew {
-					var err error
-					if large, err = x.vector(tensor.Uint8, r, make([]byte, 264<<10)); err != nil {
-						return err
-					}
+					large = must.Get(x.vector(tensor.Uint8, r, make([]byte, 264<<10)))
 				}
 				if other == nil {
-					var err error
-					if other, err = x.vector(tensor.Uint8, r, make([]byte, 264<<10)); err != nil {
-						return err
-					}
+					other = must.Get(x.vector(tensor.Uint8, r, make([]byte, 264<<10)))
 				}
-				if err := errors.Join(x.fillVector(large, r, mine), x.fillVector(other, r, make([]byte, len(b)))); err != nil {
-					return err
-				}
-				part, err := large.t.Slice(0, 0, len(b))
-				if err != nil {
-					return err
-				}
+				must.Do(errors.Join(x.fillVector(large, r, mine), x.fillVector(other, r, make([]byte, len(b)))))
+				part := must.Get(large.t.Slice(0, 0, len(b)))
 				v, err := x.b.Broadcast(x.ctx, []*tensor.Tensor{part}, backend.BroadcastOptions{Root: root})
 				if err == nil {
 					err = v.Synchronize(x.stream[r])
@@ -84,22 +76,15 @@ func TestRegisteredMemory(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				got, err := x.bytes(large, r)
-				if err != nil {
-					return err
-				}
+				got := must.Get(x.bytes(large, r))
 				if !bytes.Equal(got[:len(b)], b) {
 					return fmt.Errorf("round %d: rank %d has other bytes of the broadcast", round, r)
 				}
-				if got, err = x.bytes(other, r); err != nil {
-					return err
-				}
+				got = must.Get(x.bytes(other, r))
 				if r == (root+1)%size && !bytes.Equal(got[:len(b)], b) {
 					return fmt.Errorf("round %d: rank %d has other bytes of the message", round, r)
 				}
-				if err := v.Wait(x.ctx); err != nil {
-					return err
-				}
+				must.Do(v.Wait(x.ctx))
 			}
 			return nil
 		})
@@ -170,42 +155,20 @@ func TestRegisteredOutOfOrder(t *testing.T) {
 		for i := range b {
 			b[i] = byte(i % 251)
 		}
-		v, err := x.vector(tensor.Uint8, r, b)
-		if err != nil {
-			return err
-		}
-		whole, err := tensor.OnDevice(tensor.Float32, cuda.OnStream(v.mem, x.stream[r]), rows, columns)
-		if err != nil {
-			return err
-		}
-		apart, err := whole.Slice(1, 0, columns-left)
-		if err != nil {
-			return err
-		}
+		v := must.Get(x.vector(tensor.Uint8, r, b))
+		whole := must.Get(tensor.OnDevice(tensor.Float32, cuda.OnStream(v.mem, x.stream[r]), rows, columns))
+		apart := must.Get(whole.Slice(1, 0, columns-left))
 		for round := range 6 {
 			part := whole
 			if round > 3 { // the memory is registered by now
 				part = apart
 			}
-			if err := x.fillVector(v, r, b); err != nil {
-				return err
-			}
+			must.Do(x.fillVector(v, r, b))
 			if r == 1 {
-				if err := x.stream[r].Memset(v.mem.Ptr(), 0, len(b)); err != nil {
-					return err
-				}
+				must.Do(x.stream[r].Memset(v.mem.Ptr(), 0, len(b)))
 			}
-			c, err := x.b.Broadcast(x.ctx, []*tensor.Tensor{part}, backend.BroadcastOptions{})
-			if err == nil {
-				err = c.Wait(x.ctx)
-			}
-			if err != nil {
-				return err
-			}
-			got, err := x.bytes(v, r)
-			if err != nil {
-				return err
-			}
+			must.Do(x.wait(x.b.Broadcast(x.ctx, []*tensor.Tensor{part}, backend.BroadcastOptions{})))
+			got := must.Get(x.bytes(v, r))
 			for row := range rows {
 				at, n := 4*columns*row, 4*(columns-left)
 				if !bytes.Equal(got[at:at+n], b[at:at+n]) {
@@ -219,18 +182,72 @@ func TestRegisteredOutOfOrder(t *testing.T) {
 }
 
 // fillVector has the caller's stream bring bytes to a vector, when it has ended what it was given.
-func (x *rank) fillVector(y *vector, device int, b []byte) error {
-	e, err := x.stream[device].Record()
-	if err != nil {
-		return err
-	}
+func (x *rank) fillVector(y *vector, device int, b []byte) (err error) {
+	defer must.Catch(&err)
+	e := must.Get(x.stream[device].Record())
 	defer e.Release()
-	if err := e.Sync(x.ctx); err != nil {
-		return err
-	}
+	must.Do(e.Sync(x.ctx))
 	driver.HostAccess(x.d, "filling", driver.Writes(y.h.Ptr(), len(b)))
 	copy(y.h.Bytes(), b)
 	return x.stream[device].Copy(y.mem.Ptr(), y.h.Ptr(), len(b))
+}
+
+// TestRegisteredLeft: a receive that has failed ends when the sender's kernel has left its device, because that may
+// still write to the tensor.
+func TestRegisteredLeft(t *testing.T) {
+	defer cuda.SetGrace(time.Minute)()
+	var hold atomic.Bool
+	entered, release := make(chan struct{}), make(chan struct{})
+	s := onDevices(2)
+	s.sim.Quiet = true
+	for name, f := range s.sim.Kernels {
+		s.sim.Kernels[name] = func(k *sim.Run) error {
+			if hold.CompareAndSwap(true, false) {
+				close(entered)
+				<-release
+			}
+			return f(k)
+		}
+	}
+	w := newWorld(t, s)
+	var works [2]*work.Work
+	var vectors [2]*vector
+	message := func(x *rank, r int) (err error) {
+		if r == 0 {
+			works[r], err = x.b.Send(x.ctx, vectors[r].t, 1, backend.P2POptions{})
+		} else {
+			works[r], err = x.b.Recv(x.ctx, vectors[r].t, 0, backend.P2POptions{})
+		}
+		return err
+	}
+	w.each(func(x *rank, r int) (err error) {
+		if err = x.meetDirectly(r); err == nil {
+			vectors[r], err = x.vector(tensor.Uint8, r, make([]byte, 512<<10))
+		}
+		for range 6 { // until the sender has mapped the tensor
+			if err == nil {
+				err = message(x, r)
+			}
+			if err == nil {
+				err = works[r].Wait(x.ctx)
+			}
+		}
+		return err
+	})
+	hold.Store(true)
+	require.NoError(t, message(w.ranks[0], 0))
+	<-entered
+	require.NoError(t, message(w.ranks[1], 1))
+	w.ranks[1].b.Abort(errors.New("no more"))
+	ctx, cancel := context.WithTimeout(w.ctx, 200*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, works[1].Wait(ctx), context.DeadlineExceeded)
+	require.False(t, works[1].IsCompleted())
+	close(release)
+	for _, v := range works {
+		require.ErrorIs(t, v.Wait(w.ctx), work.ErrAborted)
+	}
+	w.drop(t)
 }
 
 // TestRegisteredReduce has the root of a long sum of two ranks read the other one's tensor. Only that rank registers
@@ -242,28 +259,14 @@ func TestRegisteredReduce(t *testing.T) {
 	const size, root, n, rounds = 2, 1, 128 << 20, 4
 	w := newWorld(t, onDevices(size))
 	w.each(func(x *rank, r int) error {
-		v, err := x.d.Device(r)
-		if err != nil {
-			return err
-		}
-		m, err := v.Alloc(n)
-		if err != nil {
-			return err
-		}
+		v := must.Get(x.d.Device(r))
+		m := must.Get(v.Alloc(n))
 		x.close = append(x.close, m)
-		ends, err := x.vector(tensor.Float32, r, make([]byte, 8))
-		if err != nil {
-			return err
-		}
-		sum, err := tensor.OnDevice(tensor.Float32, cuda.OnStream(m, x.stream[r]), n/4)
-		if err != nil {
-			return err
-		}
+		ends := must.Get(x.vector(tensor.Float32, r, make([]byte, 8)))
+		sum := must.Get(tensor.OnDevice(tensor.Float32, cuda.OnStream(m, x.stream[r]), n/4))
 		for round := range rounds {
 			// All bytes are 0x40, or 0x3f.
-			if err := x.stream[r].Memset(m.Ptr(), byte(0x40-r), n); err != nil {
-				return err
-			}
+			must.Do(x.stream[r].Memset(m.Ptr(), byte(0x40-r), n))
 			c, err := x.b.Reduce(x.ctx, sum, backend.ReduceOptions{Op: backend.Sum(), Root: root})
 			if err == nil {
 				err = c.Synchronize(x.stream[r])
@@ -277,10 +280,7 @@ func TestRegisteredReduce(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			got, err := x.bytes(ends, r)
-			if err != nil {
-				return err
-			}
+			got := must.Get(x.bytes(ends, r))
 			want := float32(0)
 			if r == root {
 				want = math.Float32frombits(0x40404040) + math.Float32frombits(0x3f3f3f3f)
@@ -290,9 +290,7 @@ func TestRegisteredReduce(t *testing.T) {
 					return fmt.Errorf("round %d: rank %d has %v at end %d, want %v", round, r, f, i, want)
 				}
 			}
-			if err := c.Wait(x.ctx); err != nil {
-				return err
-			}
+			must.Do(c.Wait(x.ctx))
 		}
 		return nil
 	})

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -153,9 +153,7 @@ func TestRingByName(t *testing.T) {
 			}
 			w := newWorld(t, s)
 			w.each(func(x *rank, r int) error {
-				if err := x.meetDirectly(r); err != nil {
-					return err
-				}
+				must.Do(x.meetDirectly(r))
 				for _, op := range []work.OpType{
 					work.AllReduce, work.AllGather, work.ReduceScatter, work.Broadcast, work.Barrier, work.Send,
 				} {
@@ -184,22 +182,14 @@ func TestRingByName(t *testing.T) {
 			// A ring and a mesh write the same tensor in turn.
 			sums := make([]*vector, c.size)
 			w.each(func(x *rank, r int) (err error) {
-				if sums[r], err = x.vector(tensor.Int32, r, bytes.Repeat([]byte{1, 0, 0, 0}, 500)); err != nil {
-					return err
-				}
+				sums[r] = must.Get(x.vector(tensor.Int32, r, bytes.Repeat([]byte{1, 0, 0, 0}, 500)))
 				var v *work.Work
 				ts := []*tensor.Tensor{sums[r].t}
 				for range 3 {
-					if _, err = x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{}); err != nil {
-						return err
-					}
-					if v, err = x.b.Broadcast(x.ctx, ts, backend.BroadcastOptions{Root: 1}); err != nil {
-						return err
-					}
+					must.Get(x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{}))
+					v = must.Get(x.b.Broadcast(x.ctx, ts, backend.BroadcastOptions{Root: 1}))
 				}
-				if err := v.Synchronize(x.stream[r]); err != nil {
-					return err
-				}
+				must.Do(v.Synchronize(x.stream[r]))
 				got, err := x.bytes(sums[r], r)
 				n := byte(c.size * c.size * c.size)
 				return errors.Join(err, v.Wait(x.ctx), same(got, bytes.Repeat([]byte{n, 0, 0, 0}, 500)))
@@ -224,10 +214,7 @@ func TestRingBits(t *testing.T) {
 			for i := range in {
 				in[i] = float32(rng.NormFloat64()) * float32(int(1)<<rng.IntN(30))
 			}
-			y, err := x.vector(tensor.Float32, r, tensorBytes(in))
-			if err != nil {
-				return err
-			}
+			y := must.Get(x.vector(tensor.Float32, r, tensorBytes(in)))
 			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{Op: backend.Avg()})
 			if err == nil {
 				err = v.Synchronize(x.stream[r])
@@ -255,35 +242,20 @@ func TestRingCapture(t *testing.T) {
 		o.sim.Seed = uint64(i)
 		w := newWorld(t, o)
 		w.each(func(x *rank, r int) error {
-			if err := x.meetDirectly(r); err != nil {
-				return err
-			}
-			y, err := x.vector(tensor.Int32, r, make([]byte, 4*700))
-			if err != nil {
-				return err
-			}
+			var err error
+			must.Do(x.meetDirectly(r))
+			y := must.Get(x.vector(tensor.Int32, r, make([]byte, 4*700)))
 			s := x.stream[r]
 			ctx := cuda.InStream(x.ctx, s)
 			sum := func() error {
-				v, err := x.b.AllReduce(ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
-				if err == nil {
-					err = v.Wait(x.ctx)
-				}
-				return err
+				return x.wait(x.b.AllReduce(ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}))
 			}
-			graph, err := driver.Capture(s, sum)
-			if err != nil {
-				return err
-			}
+			graph := must.Get(driver.Capture(s, sum))
 			defer graph.Close()
-			if _, err := x.bytes(y, r); err != nil {
-				return err
-			}
+			must.Get(x.bytes(y, r))
 			want := byte(0)
 			for round := range 12 {
-				if err := x.fillVector(y, r, bytes.Repeat([]byte{1 + byte(r+round%3), 0, 0, 0}, 700)); err != nil {
-					return err
-				}
+				must.Do(x.fillVector(y, r, bytes.Repeat([]byte{1 + byte(r+round%3), 0, 0, 0}, 700)))
 				want = byte(c.size*(c.size+1)/2 + c.size*(round%3))
 				if round%4 == 3 {
 					err = sum()
@@ -304,70 +276,6 @@ func TestRingCapture(t *testing.T) {
 	}
 }
 
-// TestRingFaults ends calls round a ring that cannot end well: with errors that name the operation, its number and the
-// rank. Ranks meet first, so that kernels wait.
-func TestRingFaults(t *testing.T) {
-	c := ringCases[0]
-	const absent = 2
-	some := func(r int) bool { return r != absent }
-	nothing := func(*rank, int, *work.Work) {}
-	for name, f := range map[string]struct {
-		timeout time.Duration
-		before  func(w *world)
-		cause   func(x *rank, r int, v *work.Work)
-		want    error
-		peer    bool
-	}{
-		"a rank does not come": {200 * time.Millisecond, nil, nothing, work.ErrTimeout, true},
-		"a rank dies":          {0, func(w *world) { w.fabric.Kill("g/cuda/0", absent) }, nothing, work.ErrPeerDied, true},
-		"a rank closes":        {0, func(w *world) { go w.ranks[absent].b.Close() }, nothing, work.ErrPeerLeft, true},
-		"a Work is aborted": {0, nil, func(_ *rank, r int, v *work.Work) {
-			if r == 1 {
-				v.Abort(errors.New("no more"))
-			}
-		}, work.ErrAborted, false},
-		"the group is aborted": {0, nil, func(x *rank, r int, v *work.Work) {
-			if r == 0 {
-				x.b.Abort(errors.New("no more"))
-			}
-		}, work.ErrAborted, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := c.setup()
-			s.sim.Quiet, s.timeout = true, patience
-			w := newWorld(t, s)
-			w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
-			seq := w.ranks[0].b.Seq()
-			if f.timeout > 0 {
-				w.each(func(x *rank, _ int) error {
-					x.b.SetTimeout(f.timeout)
-					return nil
-				})
-			}
-			if f.before != nil {
-				f.before(w)
-			}
-			matched := 0
-			for r, err := range w.failure(t, some, f.cause) {
-				if r == absent {
-					continue
-				}
-				named(t, err, r, seq)
-				if errors.Is(err, f.want) {
-					matched++
-				}
-				var e *work.Error
-				require.ErrorAs(t, err, &e)
-				if f.peer {
-					require.Equal(t, absent, e.Peer, "%v", err)
-				}
-			}
-			require.NotZero(t, matched)
-			w.drop(t)
-		})
-	}
-}
-
 // TestNoRing has groups that are asked for a ring and cannot have one: they say why.
 func TestNoRing(t *testing.T) {
 	s := directly(4)
@@ -375,23 +283,20 @@ func TestNoRing(t *testing.T) {
 	s.sim.Topology.NoPeer = func(a, b int) bool { return a == 3 || b == 3 }
 	w := newWorld(t, s)
 	w.each(func(x *rank, r int) error {
-		y, err := x.vector(tensor.Float32, r, make([]byte, 8))
-		if err != nil {
-			return err
-		}
+		var err error
+		y := must.Get(x.vector(tensor.Float32, r, make([]byte, 8)))
 		_, err = x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
 		if err == nil {
 			return errors.New("there is no ring")
 		}
 		for _, text := range []string{
-			`all-reduce work "ring", which Options.AllReduce asks for`, "no ring of the ranks", "0 that of 3",
+			`all_reduce work "ring", which Options.AllReduce asks for`, "no ring of the ranks", "0 that of 3",
 		} {
 			if !strings.Contains(err.Error(), text) {
 				return fmt.Errorf("%q is not in %w", text, err)
 			}
 		}
-		_, err = x.bytes(y, r)
-		return err
+		return must.Err(x.bytes(y, r))
 	})
 	w.end()
 }

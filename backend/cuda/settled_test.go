@@ -12,6 +12,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -32,21 +33,18 @@ func TestCloseWaitsForStreams(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, setup{size: 2, sim: sim.Config{Devices: 1, Quiet: true}, options: cuda.Options{Chunk: 160, Slots: 2}})
-			gate, err := w.ranks[0].d.AllocHost(4)
-			require.NoError(t, err)
+			gate := must.Get(w.ranks[0].d.AllocHost(4))
 			gate.Store32(0, 0)
 			ctx, cancel := context.WithCancel(w.ctx)
 			defer cancel()
 			var works []*work.Work
 			for r, x := range w.ranks {
-				b, err := x.bucket(r)
-				require.NoError(t, err)
+				b := must.Get(x.bucket(r))
 				require.NoError(t, x.fill(r, b))
 				if r == 0 {
 					require.NoError(t, x.caller(r).WaitValue(gate.Ptr(), 1, driver.Equal))
 				}
-				v, err := call(ctx, x.b, b.t)
-				require.NoError(t, err)
+				v := must.Get(call(ctx, x.b, b.t))
 				works = append(works, v)
 			}
 			cancel()

@@ -14,6 +14,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -108,26 +109,16 @@ func exchanges(t *testing.T, seed uint64, s sim.Semantics, prepare func(w *world
 			var all []*pair
 			var ts []*tensor.Tensor
 			for range 1 + rng.IntN(4)/3 {
-				q, err := x.pairOf(rng, p.d, rng.IntN(4)/3, laid(rng.IntN(6)/2, p.n), true)
-				if err != nil {
-					return err
-				}
+				q := must.Get(x.pairOf(rng, p.d, rng.IntN(4)/3, laid(rng.IntN(6)/2, p.n), true))
 				all, ts = append(all, q), append(ts, q.dev)
 			}
-			v, err := x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: p.op(r)})
-			if err != nil {
-				return err
-			}
+			v := must.Get(x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: p.op(r)}))
 			calls, works = append(calls, all), append(works, v)
 		}
 		for i, all := range calls {
 			for _, q := range all {
-				if err := works[i].Synchronize(x.stream[q.device]); err != nil {
-					return err
-				}
-				if err := x.back(q); err != nil {
-					return err
-				}
+				must.Do(works[i].Synchronize(x.stream[q.device]))
+				must.Do(x.back(q))
 			}
 		}
 		for i, all := range calls {
@@ -135,17 +126,10 @@ func exchanges(t *testing.T, seed uint64, s sim.Semantics, prepare func(w *world
 			for _, q := range all {
 				ts = append(ts, q.cpu)
 			}
-			v, err := x.cpu.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: ps[i].op(r)})
-			if err != nil {
-				return err
-			}
-			if err := work.WaitAll(x.ctx, works[i], v); err != nil {
-				return err
-			}
+			v := must.Get(x.cpu.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: ps[i].op(r)}))
+			must.Do(work.WaitAll(x.ctx, works[i], v))
 			for _, q := range all {
-				if err := x.check(q); err != nil {
-					return err
-				}
+				must.Do(x.check(q))
 			}
 		}
 		return nil
@@ -209,15 +193,9 @@ func TestSharedNot(t *testing.T) {
 			w := newWorld(t, setup{size: 2, timeout: patience, vary: c.change})
 			require.Contains(t, w.how(1), c.why)
 			w.each(func(x *rank, r int) error {
-				b, err := x.bucket(r)
-				if err != nil {
-					return err
-				}
-				if err := x.fill(r, b); err != nil {
-					return err
-				}
-				_, err = x.run(b.t)
-				return err
+				b := must.Get(x.bucket(r))
+				must.Do(x.fill(r, b))
+				return must.Err(x.run(b.t))
 			})
 			w.end()
 		})
@@ -231,10 +209,7 @@ func TestSharedMismatch(t *testing.T) {
 	w := newWorld(t, setup{size: 2, timeout: patience, sim: sim.Config{Devices: 1, Quiet: true}})
 	ahead := make(chan struct{})
 	errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
-		b, err := x.bucket(r)
-		if err != nil {
-			return err
-		}
+		b := must.Get(x.bucket(r))
 		if r == 1 {
 			<-ahead
 		}
@@ -243,9 +218,7 @@ func TestSharedMismatch(t *testing.T) {
 			return err
 		}
 		for range 200 * (1 - r) {
-			if _, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{}); err != nil {
-				return err
-			}
+			must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{}))
 		}
 		if r == 0 {
 			close(ahead)

@@ -15,6 +15,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -54,36 +55,24 @@ type stager struct {
 const mostStaged = 256 << 20
 
 func hostStages(b *testing.B, d driver.Driver, n int) {
-	must := func(err error) {
-		if err != nil {
-			b.Fatal(err)
-		}
-	}
-	staging, err := d.AllocHost((n + 1) * mostStaged / 4)
-	must(err)
+	staging := must.Get(d.AllocHost((n + 1) * mostStaged / 4))
 	defer staging.Close()
 	ranks := make([]*stager, n)
 	for r := range ranks {
 		x := &stager{}
 		ranks[r] = x
-		x.v, err = d.Device(r)
-		must(err)
-		x.mem, err = x.v.Alloc(mostStaged)
-		must(err)
+		x.v = must.Get(d.Device(r))
+		x.mem = must.Get(x.v.Alloc(mostStaged))
 		defer x.mem.Close()
 		for _, s := range []*driver.Stream{&x.down, &x.up} {
-			*s, err = x.v.NewStream(driver.StreamOptions{High: true})
-			must(err)
+			*s = must.Get(x.v.NewStream(driver.StreamOptions{High: true}))
 			defer (*s).Close()
 		}
-		x.words, err = d.AllocHost(4096)
-		must(err)
+		x.words = must.Get(d.AllocHost(4096))
 		defer x.words.Close()
-		x.module, err = x.v.Load(kernels.PTX)
-		must(err)
+		x.module = must.Get(x.v.Load(kernels.PTX))
 		defer x.module.Close()
-		x.copy, err = x.module.Function(kernels.Copy)
-		must(err)
+		x.copy = must.Get(x.module.Function(kernels.Copy))
 	}
 	fmt.Printf("\n%d GPUs, %d CPUs, GOMAXPROCS %d\n", n, runtime.NumCPU(), runtime.GOMAXPROCS(0))
 	// each runs f on all ranks at a time and returns the median, over the rounds, of
@@ -108,7 +97,7 @@ func hostStages(b *testing.B, d driver.Driver, n int) {
 			})
 		}
 		wg.Wait()
-		must(errors.Join(errs...))
+		must.Do(errors.Join(errs...))
 		worst := make([]time.Duration, rounds)
 		for i := range worst {
 			for r := range n {
@@ -203,9 +192,7 @@ func calls(each func(int, func(*stager, int) error) time.Duration, staging drive
 	per := func(name string, f func(x *stager, r int) error) {
 		t := each(30, func(x *stager, r int) error {
 			for range many {
-				if err := f(x, r); err != nil {
-					return err
-				}
+				must.Do(f(x, r))
 			}
 			return nil
 		})
@@ -234,12 +221,8 @@ func calls(each func(int, func(*stager, int) error) time.Duration, staging drive
 	each(100, func(x *stager, _ int) error {
 		gate, flag := 2048, 2048+128
 		x.count++
-		if err := x.down.WaitValue(x.words.Ptr()+driver.Ptr(gate), x.count, driver.Equal); err != nil {
-			return err
-		}
-		if err := x.down.WriteValue(x.words.Ptr()+driver.Ptr(flag), x.count); err != nil {
-			return err
-		}
+		must.Do(x.down.WaitValue(x.words.Ptr()+driver.Ptr(gate), x.count, driver.Equal))
+		must.Do(x.down.WriteValue(x.words.Ptr()+driver.Ptr(flag), x.count))
 		time.Sleep(200 * time.Microsecond) // the stream waits
 		t := time.Now()
 		x.words.Store32(gate, x.count)
@@ -252,11 +235,9 @@ func calls(each func(int, func(*stager, int) error) time.Duration, staging drive
 }
 
 // combineStaged combines a rank's share of n buffers, as an exchange does.
-func combineStaged(mem []byte, r, n, size, threads int) error {
-	red, err := backend.Sum().Reduction(tensor.Float32, n)
-	if err != nil {
-		return err
-	}
+func combineStaged(mem []byte, r, n, size, threads int) (err error) {
+	defer must.Catch(&err)
+	red := must.Get(backend.Sum().Reduction(tensor.Float32, n))
 	const slot, block = 2 << 20, 16 << 10
 	var wg sync.WaitGroup
 	for i := range threads {
@@ -314,18 +295,14 @@ func wholeOperation(b *testing.B, d driver.Driver, ranks []*stager, size, rounds
 					}
 					start.meet()
 					from := time.Now()
-					err = func() error {
+					err = func() (err error) {
+						defer must.Catch(&err)
 						w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Max()})
 						if err != nil {
 							return err
 						}
-						if err := w.Synchronize(x.down); err != nil {
-							return err
-						}
-						e, err := x.down.Record()
-						if err != nil {
-							return err
-						}
+						must.Do(w.Synchronize(x.down))
+						e := must.Get(x.down.Record())
 						defer e.Release()
 						return e.Sync(b.Context())
 					}()

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -13,7 +12,7 @@ import (
 // streams that the tensors' memories have. Without any stream it says that nothing has to be
 // waited for.
 func WithStreams(ctx context.Context, streams ...driver.Stream) context.Context {
-	return context.WithValue(ctx, place.StreamsKey{}, &place.CallStreams{Before: streams})
+	return driver.WithCallStreams(ctx, &driver.CallStreams{Before: streams})
 }
 
 // Beside is WithStreams for operations that run beside other kernels of the caller, such as the
@@ -21,7 +20,7 @@ func WithStreams(ctx context.Context, streams ...driver.Stream) context.Context 
 // most of the bandwidth of long sums and averages of two ranks, and for less of that of others. Without it, kernels
 // for large tensors fill the device until they end. All ranks need the same.
 func Beside(ctx context.Context, streams ...driver.Stream) context.Context {
-	return context.WithValue(ctx, place.StreamsKey{}, &place.CallStreams{Before: streams, Beside: true})
+	return driver.WithCallStreams(ctx, &driver.CallStreams{Before: streams, Beside: true})
 }
 
 // OnStream returns m as memory that s uses: operations on tensors in it come
@@ -55,5 +54,5 @@ var _ work.Stream = driver.Stream(nil)
 //
 // Without it an operation runs on a stream of the group, beside later work of the caller's streams.
 func InStream(ctx context.Context, s driver.Stream) context.Context {
-	return context.WithValue(ctx, place.StreamsKey{}, &place.CallStreams{Before: []driver.Stream{s}, In: s})
+	return driver.WithCallStreams(ctx, &driver.CallStreams{Before: []driver.Stream{s}, In: s})
 }

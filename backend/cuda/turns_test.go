@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -24,26 +25,16 @@ func TestTurns(t *testing.T) {
 	}
 	w.each(func(x *rank, r int) error {
 		for range 5 {
-			y, err := x.vector(tensor.Float32, r, make([]byte, 8000))
-			if err != nil {
-				return err
-			}
+			y := must.Get(x.vector(tensor.Float32, r, make([]byte, 8000)))
 			lists[r] = append(lists[r], y)
 		}
-		v, err := call(x, r)
-		if err != nil {
-			return err
-		}
-		return v.Wait(x.ctx)
+		return must.Get(call(x, r)).Wait(x.ctx)
 	})
 	before := w.m.Stats()
 	w.each(func(x *rank, r int) error {
 		var all []*work.Work
 		for range 20 {
-			v, err := call(x, r)
-			if err != nil {
-				return err
-			}
+			v := must.Get(call(x, r))
 			all = append(all, v)
 		}
 		return work.WaitAll(x.ctx, all...)

@@ -14,6 +14,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -22,14 +23,15 @@ func (x *rank) adds(d tensor.DType, r int) error {
 	return x.allReduces(d, backend.Sum(), []int{100}, r, rand.New(rand.NewPCG(1, uint64(r))))
 }
 
-// TestTypesAreLoaded holds when kernels are loaded: those of Options.DTypes when the group is made, and those of
-// another dtype in the first reduction of it. A capture says what to do if they are missing.
+// TestTypesAreLoaded says when kernels are loaded. A group loads those that all groups need when it is made. The first
+// reduction of another dtype loads the others, unless Options.DTypes has it. Clusters need all. A capture says what to
+// do if kernels are missing.
 func TestTypesAreLoaded(t *testing.T) {
 	for name, s := range map[string]setup{"2 ranks": directly(2), "3 ranks": directly(3), "clusters": clustered(2, 1)} {
-		for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16} {
-			t.Run(fmt.Sprint(name, " with ", d), func(t *testing.T) {
-				if d != tensor.Float32 {
-					s.options.DTypes = []tensor.DType{d}
+		for _, early := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", early ", early), func(t *testing.T) {
+				if early {
+					s.options.DTypes = []tensor.DType{tensor.Int64}
 				}
 				w := newWorld(t, s)
 				made := w.m.Stats().MadeModules
@@ -40,13 +42,14 @@ func TestTypesAreLoaded(t *testing.T) {
 					require.Equal(t, n, now-made)
 					made = now
 				}
-				// Each process keeps them on all devices.
-				all := s.size * s.size
-				if name == "clusters" {
-					all = 2 * s.size // the other cluster has one rank
+				late := s.size * s.size // each process keeps them on all devices
+				if early || name == "clusters" {
+					late = 0
 				}
-				loads(0, func(x *rank, r int) error { return x.adds(d, r) })
-				if name != "clusters" {
+				for _, d := range []tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Float16} {
+					loads(0, func(x *rank, r int) error { return x.adds(d, r) })
+				}
+				if late > 0 {
 					loads(0, func(x *rank, r int) error {
 						y, err := x.vector(tensor.Int32, r, make([]byte, 8))
 						if err != nil {
@@ -63,8 +66,10 @@ func TestTypesAreLoaded(t *testing.T) {
 						return says(err, "Make the call once before: that connects the ranks and loads the kernels, as Options")
 					})
 				}
-				loads(all, func(x *rank, r int) error { return x.adds(tensor.Int32, r) })
-				loads(0, func(x *rank, r int) error { return x.adds(tensor.Int32, r) })
+				loads(late, func(x *rank, r int) error { return x.adds(tensor.Int32, r) })
+				for _, d := range []tensor.DType{tensor.Int32, tensor.Float64, tensor.Uint8} {
+					loads(0, func(x *rank, r int) error { return x.adds(d, r) })
+				}
 				w.end()
 			})
 		}
@@ -94,14 +99,14 @@ func (v *loadingDevice) Load(image []byte) (driver.Module, error) {
 	return v.Device.Load(image)
 }
 
-// TestTypeIsRefused has a rank that cannot load the kernels of a dtype. All ranks reduce it through the host, and
-// others by kernels.
+// TestTypeIsRefused has a rank that cannot load the kernels of some dtypes. All ranks reduce these through the host,
+// and others by kernels. They do not try again.
 func TestTypeIsRefused(t *testing.T) {
 	s := directly(3)
 	var tries atomic.Int32
 	s.vary = func(o *cuda.Options, r int) {
 		o.Driver = &loading{o.Driver, func(image string) error {
-			if r == 1 && strings.Contains(image, "c10d_direct_int32_") {
+			if r == 1 && strings.Contains(image, "c10d_direct_others_") {
 				tries.Add(1)
 				return errors.New("no room for it")
 			}
@@ -109,7 +114,7 @@ func TestTypeIsRefused(t *testing.T) {
 		}}
 	}
 	w := newWorld(t, s)
-	for _, d := range []tensor.DType{tensor.Float32, tensor.Int32, tensor.Int32, tensor.Int64} {
+	for _, d := range []tensor.DType{tensor.Float32, tensor.Int32, tensor.Int64, tensor.BFloat16} {
 		w.each(func(x *rank, r int) error { return x.adds(d, r) })
 	}
 	require.EqualValues(t, 1, tries.Load())
@@ -130,7 +135,7 @@ func TestTypesAreLoadedInOrder(t *testing.T) {
 	}
 	s.vary = func(o *cuda.Options, r int) {
 		o.Driver = &loading{o.Driver, func(image string) error {
-			if strings.Contains(image, "c10d_direct_int32_") && !came.Load() {
+			if strings.Contains(image, "c10d_direct_others_") && !came.Load() {
 				early.Store(true)
 			}
 			return nil
@@ -138,13 +143,8 @@ func TestTypesAreLoadedInOrder(t *testing.T) {
 	}
 	w := newWorld(t, s)
 	w.each(func(x *rank, r int) error {
-		if err := x.meetDirectly(r); err != nil {
-			return err
-		}
-		y, err := x.vector(tensor.Float32, r, make([]byte, 8))
-		if err != nil {
-			return err
-		}
+		must.Do(x.meetDirectly(r))
+		y := must.Get(x.vector(tensor.Float32, r, make([]byte, 8)))
 		if r == 1 {
 			select {
 			case <-sent:
@@ -152,17 +152,12 @@ func TestTypesAreLoadedInOrder(t *testing.T) {
 				return x.ctx.Err()
 			}
 		}
-		v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{})
-		if err != nil {
-			return err
-		}
+		v := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}))
 		if r == 1 {
 			came.Store(true)
 		}
 		waits.Store(true)
-		if err := x.adds(tensor.Int32, r); err != nil {
-			return err
-		}
+		must.Do(x.adds(tensor.Int32, r))
 		return v.Wait(x.ctx)
 	})
 	require.False(t, early.Load())

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -16,6 +15,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -47,13 +48,10 @@ func (x *rank) onEach(rng *rand.Rand, d tensor.DType, host int, s shape) (ps []*
 }
 
 // TestF01LocalBroadcast gives 1 to 17 devices of a process the data of one of them, or of the host. That takes n-1
-// copies, from any root, of no bytes and of some, and none goes through the host (F-01, T2). With many seeds some are
+// copies, from any root, of no bytes and of some, and none goes through the host (F-01, T2). In make nightly some are
 // of 4 MiB and three bytes.
 func TestF01LocalBroadcast(t *testing.T) {
-	large := 64<<10 + 3
-	if *seeds >= 200 {
-		large = 4<<20 + 3
-	}
+	large := testsize.Of(64<<10, 64<<10, 4<<20) + 3
 	for n := 1; n <= 17; n++ {
 		for i, size := range []int{0, 1, 255, large} {
 			for _, kind := range []string{"device", "host"} {
@@ -78,8 +76,7 @@ func TestF01LocalBroadcast(t *testing.T) {
 					}
 					return false
 				})
-				ps, err := x.onEach(rand.New(rand.NewPCG(1, uint64(n))), tensor.Uint8, host, laid(1, size))
-				require.NoError(t, err)
+				ps := must.Get(x.onEach(rand.New(rand.NewPCG(1, uint64(n))), tensor.Uint8, host, laid(1, size)))
 				require.NoError(t, x.broadcasts([][]*pair{ps}, []backend.BroadcastOptions{{RootTensor: root}}), "%d, %d bytes, root %d, %s", n, size, root, kind)
 				want := max(n-1, 1) // one tensor: a byte, for who orders a stream after the Work
 				if size == 0 {
@@ -112,28 +109,22 @@ func TestF03StreamOrder(t *testing.T) {
 		for root := range n {
 			w := newWorld(t, oneRank(n, true, uint64(n)))
 			x := w.ranks[0]
-			opened, err := x.gate(x.stream[root])
-			require.NoError(t, err)
-			ps, err := x.onEach(random(t, 3), tensor.Int64, -1, flat(30))
-			require.NoError(t, err)
+			opened := must.Get(x.gate(x.stream[root]))
+			ps := must.Get(x.onEach(random(t, 3), tensor.Int64, -1, flat(30)))
 			call := func(b backend.Backend, ts []*tensor.Tensor) (*work.Work, error) {
 				if root%2 == 0 {
 					return b.Broadcast(x.ctx, ts, backend.BroadcastOptions{RootTensor: root})
 				}
 				return b.AllReduce(x.ctx, ts, backend.AllReduceOptions{})
 			}
-			v, err := call(x.b, devs(ps))
-			require.NoError(t, err)
+			v := must.Get(call(x.b, devs(ps)))
 			for _, p := range ps {
 				require.NoError(t, errors.Join(v.Synchronize(x.stream[p.device]), x.back(p)))
 			}
-			var stuck *sim.Stuck
-			require.ErrorAs(t, w.m.Quiesce(x.ctx), &stuck, "everybody waits for the producer")
+			must.As[*sim.Stuck](t, w.m.Quiesce(x.ctx), "everybody waits for the producer")
 			require.False(t, v.IsCompleted())
 			opened()
-			k, err := call(x.cpu, cpus(ps))
-			require.NoError(t, err)
-			require.NoError(t, x.checks(work.WaitAll(x.ctx, v, k), ps...))
+			require.NoError(t, x.checks(work.WaitAll(x.ctx, v, must.Get(call(x.cpu, cpus(ps)))), ps...))
 			w.end()
 		}
 	}
@@ -152,8 +143,7 @@ func TestF04LocalReduce(t *testing.T) {
 			rng := rand.New(rand.NewPCG(4, uint64(n)))
 			all := make([][]byte, n)
 			for i := range all {
-				v, err := tensor.New(d, count)
-				require.NoError(t, err)
+				v := must.Get(tensor.New(d, count))
 				for k := range count {
 					f := rng.NormFloat64()
 					switch {
@@ -181,24 +171,20 @@ func TestF04LocalReduce(t *testing.T) {
 				var on []*vector
 				for i, b := range all {
 					if i == n-1 && n > 2 {
-						host, err := tensor.FromBytes(d, bytes.Clone(b), count)
-						require.NoError(t, err)
+						host := must.Get(tensor.FromBytes(d, bytes.Clone(b), count))
 						ts = append(ts, host)
 						continue
 					}
-					y, err := x.vector(d, i, b)
-					require.NoError(t, err)
+					y := must.Get(x.vector(d, i, b))
 					ts, on = append(ts, y.t), append(on, y)
 				}
-				v, err := x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: op})
-				require.NoError(t, err)
+				v := must.Get(x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: op}))
 				require.NoError(t, v.Wait(x.ctx))
 				for i, u := range ts {
 					got := u.Bytes()
 					if i < len(on) {
 						require.NoError(t, v.Synchronize(x.stream[i]))
-						got, err = x.bytes(on[i], i)
-						require.NoError(t, err)
+						got = must.Get(x.bytes(on[i], i))
 					}
 					require.Equal(t, want, got, "%v of %d %v, kernels %v, tensor %d", op, n, d, kernels, i)
 				}
@@ -214,8 +200,7 @@ func TestF04LocalReduce(t *testing.T) {
 
 // inOrder returns what operands become that are combined in their order.
 func inOrder(t *testing.T, op backend.ReduceOp, d tensor.DType, all [][]byte) []byte {
-	red, err := op.Reduction(d, 1)
-	require.NoError(t, err)
+	red := must.Get(op.Reduction(d, 1))
 	var sum []byte
 	for i, b := range all {
 		b = bytes.Clone(b)
@@ -241,8 +226,7 @@ func TestF05LocalAllReduce(t *testing.T) {
 		x := w.ranks[0]
 		for _, d := range []tensor.DType{tensor.Float32, tensor.Int64, tensor.BFloat16} {
 			for kind, count := range []int{0, 1, 255, 30} { // the last ones have holes
-				ps, err := x.onEach(random(t, 5), d, -1, laid(kind, count))
-				require.NoError(t, err)
+				ps := must.Get(x.onEach(random(t, 5), d, -1, laid(kind, count)))
 				require.NoError(t, x.sums(ps, backend.Sum()), "%d of %v", n, d)
 			}
 		}
@@ -294,78 +278,47 @@ func TestT03T04Within(t *testing.T) {
 		broadcast bool
 		n         int
 	}{{true, 2}, {true, 5}, {false, 3}} {
-		s := oneRank(c.n, true, 1)
-		run := func(w *world) error { return withinOnce(w, c.broadcast) }
-		var calls []sim.Call
-		w := newWorld(t, s)
-		w.m.Skip(func(c sim.Call) bool {
-			calls = append(calls, c)
+		tried := leaveOut(t, oneRank(c.n, true, 1), withoutCall, func(m sim.Call) bool {
+			caller := strings.Contains(m.Stream, "caller")
+			switch m.Name {
+			case "Record": // the last one of a caller's stream is the test's own
+				return !caller || m.K == 0
+			case "Wait": // a stream that is ordered after the Work waits for all that it does, for other streams' tensors too
+				return !caller || c.n <= 2
+			}
 			return false
-		})
-		require.NoError(t, run(w))
-		w.m.Skip(nil)
-		w.end()
-		tried := map[string]int{}
-		s.sim.Quiet, s.timeout = true, 300*time.Millisecond
-		for _, m := range calls {
-			// The last record of a caller's stream is the test's own.
-			if m.Name != "Record" && m.Name != "Wait" || m.Name == "Record" && strings.Contains(m.Stream, "caller") && m.K > 0 {
-				continue
-			}
-			// A stream that is ordered after the Work waits for all that it does, for other streams' tensors too.
-			if m.Name == "Wait" && strings.Contains(m.Stream, "caller") && c.n > 2 {
-				continue
-			}
-			tried[m.Name]++
-			var err error
-			for seed := uint64(0); err == nil && seed < mutationSeeds; seed++ {
-				s.sim.Seed = seed
-				err = withoutCall(t, s, m, run)
-			}
-			require.Error(t, err, "%+v: nobody noticed that %v, number %d of them there, was left out", c, m, m.K)
-		}
-		t.Logf("%+v: left out, each of them missed: %v", c, tried)
-		require.NotZero(t, tried["Record"])
-		require.NotZero(t, tried["Wait"])
+		}, func(w *world) error { return withinOnce(w, c.broadcast) })
+		require.Len(t, tried, 2, "%+v", c)
 	}
 }
 
 // TestT07Within lets each call to the driver fail in turn: there is an error, or the host combines, nothing is left,
 // and no stream waits for ever (T7).
 func TestT07Within(t *testing.T) {
-	injected := errors.New("injected")
 	for _, broadcast := range []bool{true, false} {
-		for k := 0; ; k++ {
+		began := false
+		fresh := func(k int) *world {
 			s := oneRank(3, true, uint64(k))
 			s.sim.Quiet = true
-			w := newWorld(t, s)
-			n, failed := 0, ""
-			w.m.Inject(func(c sim.Call) error {
-				if strings.Contains(c.Stream, "caller") || c.Name == "Alloc" || c.Name == "AllocHost" && n == 0 { // the test's own
-					return nil
-				}
-				if n++; n-1 != k {
-					return nil
-				}
-				failed = c.String()
-				return injected
-			})
-			err := withinOnce(w, broadcast)
-			w.m.Inject(nil)
-			if failed == "" {
-				require.NoError(t, err)
-				w.end()
-				require.Greater(t, k, 10)
-				break
-			}
-			if err == nil {
-				require.Regexp(t, "Device|Load|Function", failed, "no kernels: the host combines")
-				w.end()
-				continue
-			}
-			require.ErrorIs(t, err, injected, failed)
-			w.drop(t)
+			began = false
+			return newWorld(t, s)
 		}
+		counts := func(c sim.Call) bool { // the first ones are the test's own
+			own := c.Name == "Alloc" || c.Name == "AllocHost" && !began
+			began = began || !own
+			return !own
+		}
+		failInTurn(t, 1, 11, "", fresh, counts, func(x *rank, _ int) error {
+			return withinOnce(x.w, broadcast)
+		}, func(w *world, failed sim.Call, errs []error) {
+			if errs[0] == nil {
+				require.Contains(t, []string{"Device", "Load", "Function"}, failed.Name, "no kernels: the host combines")
+				w.end()
+				return
+			}
+			require.ErrorIs(t, errs[0], errInjected, failed)
+			w.drop(t)
+		})
 	}
 }
 
@@ -381,11 +334,9 @@ func TestWithinEnds(t *testing.T) {
 	require.ErrorIs(t, err, backend.ErrInvalidArgument)
 	_, err = x.b.AllReduce(x.ctx, devs(append(ps, ps[0])), backend.AllReduceOptions{})
 	require.ErrorIs(t, err, backend.ErrInvalidArgument)
-	opened, err := x.gate(x.stream[1])
-	require.NoError(t, err)
+	opened := must.Get(x.gate(x.stream[1]))
 	ctx, cancel := context.WithCancel(x.ctx)
-	v, err := x.b.AllReduce(ctx, devs(ps), backend.AllReduceOptions{})
-	require.NoError(t, err)
+	v := must.Get(x.b.AllReduce(ctx, devs(ps), backend.AllReduceOptions{}))
 	cancel()
 	err = v.Wait(x.ctx)
 	require.ErrorIs(t, err, work.ErrCanceled)
@@ -436,8 +387,7 @@ func TestGPUWithin(t *testing.T) {
 // TestSimulatedWithin is TestGPUWithin on simulated devices, with kernels and without.
 func TestSimulatedWithin(t *testing.T) {
 	for seed, kernels := range []map[string]sim.Kernel{nil, simkernels.All()} {
-		d, err := sim.Open(sim.Config{Devices: 3, Seed: uint64(seed), Kernels: kernels})
-		require.NoError(t, err)
+		d := must.Get(sim.Open(sim.Config{Devices: 3, Seed: uint64(seed), Kernels: kernels}))
 		everyWithin(t, d, 255)
 		closeSim(t, d)
 	}

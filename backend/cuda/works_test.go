@@ -18,6 +18,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -50,29 +52,19 @@ func TestT08Ends(t *testing.T) {
 				reason := errors.New("no more of this")
 				open := make([]func(), 2)
 				errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+					var err error
 					if stage == "host" && r == 1 {
 						return nil
 					}
 					rng := rand.New(rand.NewPCG(8, uint64(r)))
-					in, err := x.pairOf(rng, tensor.Int32, 0, flat(50), true)
-					if err != nil {
-						return err
-					}
-					out, err := x.pairOf(rng, tensor.Int32, 1, flat(100), true)
-					if err != nil {
-						return err
-					}
+					in := must.Get(x.pairOf(rng, tensor.Int32, 0, flat(50), true))
+					out := must.Get(x.pairOf(rng, tensor.Int32, 1, flat(100), true))
 					if held := map[string]int{"before": 0, "after": 1}; r == 0 && stage != "host" {
-						if open[r], err = x.gate(x.stream[held[stage]]); err != nil {
-							return err
-						}
+						open[r] = must.Get(x.gate(x.stream[held[stage]]))
 					}
 					ctx, cancel := context.WithCancel(x.ctx)
 					defer cancel()
-					v, err := x.b.AllGatherIntoTensor(ctx, out.dev, in.dev, backend.AllGatherOptions{})
-					if err != nil {
-						return err
-					}
+					v := must.Get(x.b.AllGatherIntoTensor(ctx, out.dev, in.dev, backend.AllGatherOptions{}))
 					if r == 0 {
 						switch cause {
 						case "context":
@@ -98,8 +90,7 @@ func TestT08Ends(t *testing.T) {
 					if stage == "after" && r == 1 && err == nil {
 						continue // it has what it needs
 					}
-					var e *work.Error
-					require.ErrorAs(t, err, &e, "rank %d", r)
+					e := must.As[*work.Error](t, err, "rank %d", r)
 					require.Equal(t, work.Info{Op: work.AllGatherIntoTensor, Group: "g", Rank: r}, e.Info)
 					require.ErrorContains(t, err, "seq 0")
 				}
@@ -121,40 +112,20 @@ func TestT11CallersStream(t *testing.T) {
 	eachSeed(t, 4, func(t *testing.T, seed uint64, s sim.Semantics) {
 		w := newWorld(t, setup{size: 3, sim: sim.Config{Devices: 2, Seed: seed, Semantics: s}, options: cuda.Options{Chunk: 150, Slots: 2}})
 		w.each(func(x *rank, r int) error {
-			b, err := x.bucket(r)
-			if err != nil {
-				return err
-			}
-			if err := x.fill(r, b); err != nil {
-				return err
-			}
-			v, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{})
-			if err != nil {
-				return err
-			}
-			if err := v.Synchronize(x.caller(r)); err != nil {
-				return err
-			}
+			b := must.Get(x.bucket(r))
+			must.Do(x.fill(r, b))
+			v := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{b.t}, backend.AllReduceOptions{}))
+			must.Do(v.Synchronize(x.caller(r)))
 			e, err := x.use(r, b) // copies it out, and writes again
 			if err != nil {
 				return err
 			}
-			if err := x.verify(b, e); err != nil {
-				return err
-			}
-			if err := v.Wait(x.ctx); err != nil {
-				return err
-			}
-			if err := x.caller(r).Copy(b.out.Ptr(), b.mem.Ptr(), 4*elements); err != nil {
-				return err
-			}
-			if e, err = x.caller(r).Record(); err != nil {
-				return err
-			}
+			must.Do(x.verify(b, e))
+			must.Do(v.Wait(x.ctx))
+			must.Do(x.caller(r).Copy(b.out.Ptr(), b.mem.Ptr(), 4*elements))
+			e = must.Get(x.caller(r).Record())
 			defer e.Release()
-			if err := e.Sync(x.ctx); err != nil {
-				return err
-			}
+			must.Do(e.Sync(x.ctx))
 			driver.HostAccess(x.d, "comparing", driver.Reads(b.out.Ptr(), b.out.Len()))
 			if !bytes.Equal(b.out.Bytes(), bytes.Repeat([]byte{0xee}, 4*elements)) {
 				return errors.New("the caller's second write is gone")
@@ -172,56 +143,28 @@ func TestT12Future(t *testing.T) {
 		w := newWorld(t, setup{size: 3, sim: sim.Config{Devices: 2, Seed: seed, Semantics: s}, options: cuda.Options{Chunk: 64, Slots: 2}})
 		w.each(func(x *rank, r int) error {
 			rng := rand.New(rand.NewPCG(12, uint64(r)))
-			one, err := x.pairOf(rng, tensor.Int64, 0, flat(30), true)
-			if err != nil {
-				return err
-			}
-			two, err := x.several(rng, tensor.Int64, 3, 15, true)
-			if err != nil {
-				return err
-			}
-			reduced, err := x.b.AllReduce(x.ctx, []*tensor.Tensor{one.dev}, backend.AllReduceOptions{})
-			if err != nil {
-				return err
-			}
-			sent, err := x.b.Broadcast(x.ctx, devs(two), backend.BroadcastOptions{Root: 2, RootTensor: 1})
-			if err != nil {
-				return err
-			}
+			one := must.Get(x.pairOf(rng, tensor.Int64, 0, flat(30), true))
+			two := must.Get(x.several(rng, tensor.Int64, 3, 15, true))
+			reduced := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{one.dev}, backend.AllReduceOptions{}))
+			sent := must.Get(x.b.Broadcast(x.ctx, devs(two), backend.BroadcastOptions{Root: 2, RootTensor: 1}))
 			y := &rank{TB: t, ctx: x.ctx, w: w, d: x.d}
-			if err := y.makeStreams(fmt.Sprint("fresh ", r)); err != nil {
-				return err
-			}
+			must.Do(y.makeStreams(fmt.Sprint("fresh ", r)))
 			defer y.free()
 			looked := make(chan error, 2)
 			reduced.Then(func(v *work.Work) error {
 				looked <- errors.Join(v.Err(), y.back(one))
 				return nil
 			})
-			if err := <-looked; err != nil {
-				return err
-			}
+			must.Do(<-looked)
 			<-sent.Done()
 			for _, p := range two {
-				if err := errors.Join(sent.Err(), y.back(p)); err != nil {
-					return err
-				}
+				must.Do(errors.Join(sent.Err(), y.back(p)))
 			}
-			k, err := x.cpu.AllReduce(x.ctx, []*tensor.Tensor{one.cpu}, backend.AllReduceOptions{})
-			if err != nil {
-				return err
-			}
-			v, err := x.cpu.Broadcast(x.ctx, cpus(two), backend.BroadcastOptions{Root: 2, RootTensor: 1})
-			if err != nil {
-				return err
-			}
-			if err := work.WaitAll(x.ctx, k, v); err != nil {
-				return err
-			}
+			k := must.Get(x.cpu.AllReduce(x.ctx, []*tensor.Tensor{one.cpu}, backend.AllReduceOptions{}))
+			v := must.Get(x.cpu.Broadcast(x.ctx, cpus(two), backend.BroadcastOptions{Root: 2, RootTensor: 1}))
+			must.Do(work.WaitAll(x.ctx, k, v))
 			for _, p := range append(two, one) {
-				if err := y.check(p); err != nil {
-					return err
-				}
+				must.Do(y.check(p))
 			}
 			return nil
 		})
@@ -255,37 +198,21 @@ func TestT13RecordsAreWaitedFor(t *testing.T) {
 			before := records
 			w.each(func(x *rank, r int) error {
 				rng := rand.New(rand.NewPCG(13, uint64(r)))
-				c, err := x.prepare(x.ctx, p, r, rng, true)
-				if err != nil {
-					return err
-				}
-				v, err := c.run(x.b, func(q *pair) *tensor.Tensor { return q.dev })
-				if err != nil {
-					return err
-				}
+				c := must.Get(x.prepare(x.ctx, p, r, rng, true))
+				v := must.Get(c.run(x.b, func(q *pair) *tensor.Tensor { return q.dev }))
 				// Nil for who takes no part; its tensors have been filled all the same.
 				if v != nil {
 					for _, s := range x.stream {
-						if err := v.Synchronize(s); err != nil {
-							return err
-						}
+						must.Do(v.Synchronize(s))
 					}
-					if err := v.Wait(x.ctx); err != nil {
-						return err
-					}
+					must.Do(v.Wait(x.ctx))
 				}
 				for _, q := range c.all {
-					if err := x.back(q); err != nil {
-						return err
-					}
+					must.Do(x.back(q))
 				}
-				if v, err = c.run(x.cpu, func(q *pair) *tensor.Tensor { return q.cpu }); err != nil {
-					return err
-				}
+				v = must.Get(c.run(x.cpu, func(q *pair) *tensor.Tensor { return q.cpu }))
 				if v != nil {
-					if err := v.Wait(x.ctx); err != nil {
-						return err
-					}
+					must.Do(v.Wait(x.ctx))
 				}
 				for _, q := range c.all {
 					if err := x.check(q); err != nil {
@@ -304,13 +231,11 @@ func TestT13RecordsAreWaitedFor(t *testing.T) {
 
 	w := newWorld(t, setup{size: 1, sim: sim.Config{Devices: 1}})
 	x := w.ranks[0]
-	e, err := x.stream[0].Record()
-	require.NoError(t, err)
+	e := must.Get(x.stream[0].Record())
 	e.Release()
 	require.NoError(t, errors.Join(x.b.Close(), x.cpu.Close()))
 	x.free()
-	var unused *sim.Unused
-	require.ErrorAs(t, w.m.Close(), &unused)
+	must.As[*sim.Unused](t, w.m.Close())
 }
 
 // TestT14ManyGroups gives 8 groups of the same ranks to 4 goroutines a rank. Each
@@ -332,29 +257,18 @@ func TestT14ManyGroups(t *testing.T) {
 		var gs []*group
 		for g := range groups {
 			x := &rank{TB: t, ctx: w.ctx, w: w, d: whole.d}
-			if err := x.makeStreams(fmt.Sprintf("group %d rank %d", g, r)); err != nil {
-				return err
-			}
+			must.Do(x.makeStreams(fmt.Sprintf("group %d rank %d", g, r)))
 			defer x.free()
 			bo := backend.Options{
 				Store: store.Prefix(fmt.Sprint(g), st), Rank: r, Size: size, Group: fmt.Sprint("group ", g), Timeout: patience,
 				Specific: cuda.Options{Driver: x.d, Chunk: 64, CPUOptions: join(w.fabric)},
 			}
-			b, err := cuda.New(x.ctx, bo)
-			if err != nil {
-				return err
-			}
-			reference, err := x.reference(bo)
-			if err != nil {
-				return err
-			}
+			b := must.Get(cuda.New(x.ctx, bo))
+			reference := must.Get(x.reference(bo))
 			k := &group{rank: x, b: b, reference: reference}
 			rng := rand.New(rand.NewPCG(uint64(g), uint64(r)))
 			for range calls {
-				p, err := x.pairOf(rng, tensor.Int64, rng.IntN(2), flat(1+g*5), true)
-				if err != nil {
-					return err
-				}
+				p := must.Get(x.pairOf(rng, tensor.Int64, rng.IntN(2), flat(1+g*5), true))
 				k.ps = append(k.ps, p)
 			}
 			gs = append(gs, k)
@@ -404,30 +318,17 @@ func TestT14ManyGroups(t *testing.T) {
 		}
 		for _, x := range gs {
 			for i, p := range x.ps {
-				if err := x.works[i].Synchronize(x.stream[p.device]); err != nil {
-					return err
-				}
-				if err := x.back(p); err != nil {
-					return err
-				}
+				must.Do(x.works[i].Synchronize(x.stream[p.device]))
+				must.Do(x.back(p))
 			}
 		}
 		for _, x := range gs {
 			for i, p := range x.ps {
-				v, err := call(x, x.reference, i, p.cpu)
-				if err != nil {
-					return err
-				}
-				if err := work.WaitAll(x.ctx, x.works[i], v); err != nil {
-					return err
-				}
-				if err := x.check(p); err != nil {
-					return err
-				}
+				v := must.Get(call(x, x.reference, i, p.cpu))
+				must.Do(work.WaitAll(x.ctx, x.works[i], v))
+				must.Do(x.check(p))
 			}
-			if err := errors.Join(x.b.Close(), x.reference.Close()); err != nil {
-				return err
-			}
+			must.Do(errors.Join(x.b.Close(), x.reference.Close()))
 		}
 		return nil
 	})
@@ -436,13 +337,10 @@ func TestT14ManyGroups(t *testing.T) {
 
 // TestT03T04Collectives leaves out each record and each wait that all ranks make for
 // a collective; somebody has to notice every one (T3, T4). Which collectives and
-// which layouts depends on the number of seeds: all of them from 200 on.
+// which layouts depends on the size of the tests: all of them in make nightly.
 func TestT03T04Collectives(t *testing.T) {
 	which := names[:len(names)-1] // a barrier has no tensors
-	every := max(1, 200/max(*seeds, 1))
-	if testing.Short() {
-		every = len(which)
-	}
+	every := testsize.Of(len(which), 25, 1)
 	for i, name := range which {
 		if i%every != 0 {
 			continue
@@ -455,7 +353,7 @@ func TestT03T04Collectives(t *testing.T) {
 			p := draw(rng, name, 2)
 			p.dtype, p.n = tensor.Int32, []int{30, 21, 10}
 			p.op = backend.Sum()
-			s := setup{size: 2, timeout: patience, sim: sim.Config{Devices: 2, Seed: 3}, options: cuda.Options{Chunk: 100, Slots: 1 + i%2}}
+			s := setup{size: 2, sim: sim.Config{Devices: 2}, options: cuda.Options{Chunk: 100, Slots: 1 + i%2}}
 			kinds := []string{"Record", "Wait", "WaitValue"}
 			if s.options.Slots == 1 || layout != 0 {
 				// Otherwise a word that is not written comes late, with the next one.
@@ -465,10 +363,7 @@ func TestT03T04Collectives(t *testing.T) {
 				return errors.Join(runEach(w, func(x *rank, r int, _ chan struct{}) error {
 					x.layout = &layout
 					rng := rand.New(rand.NewPCG(35, uint64(r)))
-					c, err := x.prepare(x.ctx, p, r, rng, true)
-					if err != nil {
-						return err
-					}
+					c := must.Get(x.prepare(x.ctx, p, r, rng, true))
 					v, err := c.run(x.b, func(q *pair) *tensor.Tensor { return q.dev })
 					if err != nil || v == nil {
 						return err
@@ -490,36 +385,12 @@ func TestT03T04Collectives(t *testing.T) {
 					return x.checks(errors.Join(err, v.Wait(x.ctx)), c.all...)
 				})...)
 			}
-			var mu sync.Mutex
-			var calls []sim.Call
-			w := newWorld(t, s)
-			w.m.Skip(func(c sim.Call) bool {
-				mu.Lock()
-				defer mu.Unlock()
-				calls = append(calls, c)
-				return false
-			})
-			require.NoError(t, run(w), "%s, layout %d", name, layout)
-			w.m.Skip(nil)
-			w.end()
-			tried := map[string]int{}
-			s.sim.Quiet, s.timeout = true, 300*time.Millisecond
-			for _, m := range calls {
+			tried := leaveOut(t, s, without, func(m sim.Call) bool {
 				// The last records of a caller's stream are the test's own.
 				own := m.Name == "Record" && strings.Contains(m.Stream, "caller") && m.K > 0
-				if !slices.Contains(kinds, m.Name) || own {
-					continue
-				}
-				tried[m.Name]++
-				var err error
-				for seed := uint64(0); err == nil && seed < mutationSeeds; seed++ {
-					s.sim.Seed = seed
-					err = without(t, s, m, run)
-				}
-				require.Error(t, err, "%s, layout %d: nobody noticed that %v, number %d of them there, was left out", name, layout, m, m.K)
-			}
-			t.Logf("%s, layout %d: left out, each of them missed: %v", name, layout, tried)
-			require.NotZero(t, tried["Record"], name)
+				return slices.Contains(kinds, m.Name) && !own
+			}, run)
+			require.NotZero(t, tried["Record"], "%s, layout %d", name, layout)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/detail"
 	"github.com/c10d-go/c10d/internal/begun"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -38,18 +39,14 @@ func (c *control) answer(name string) (*work.Work, error) {
 	return nil, c.err
 }
 
-func (c *control) AllGather(_ context.Context, out []*tensor.Tensor, in *tensor.Tensor, _ backend.AllGatherOptions) (*work.Work, error) {
+func (c *control) AllGather(_ context.Context, out []*tensor.Tensor, in *tensor.Tensor, _ backend.AllGatherOptions) (_ *work.Work, err error) {
+	defer must.Catch(&err)
 	c.calls++
 	for _, t := range out {
-		if err := t.CopyFrom(in); err != nil {
-			return nil, err
-		}
+		must.Do(t.CopyFrom(in))
 	}
 	if c.calls == 1 { // the lengths
-		n, err := tensor.Data[int64](out[1])
-		if err != nil {
-			return nil, err
-		}
+		n := must.Get(tensor.Data[int64](out[1]))
 		n[0] += c.longer
 	}
 	return c.answer(fmt.Sprint("all_gather ", c.calls))
@@ -117,8 +114,7 @@ func TestABrokenCheck(t *testing.T) {
 				}
 				require.ErrorIs(t, err, lost)
 				require.ErrorContains(t, err, "before broadcast of float32 [3] on cpu")
-				var e *work.Error
-				require.ErrorAs(t, err, &e)
+				e := must.As[*work.Error](t, err)
 				require.Equal(t, work.Broadcast, e.Op)
 				require.Equal(t, rank1, e.Peer)
 				require.Zero(t, i.ran)

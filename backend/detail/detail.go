@@ -23,9 +23,9 @@ type Backend struct {
 	backend.Backend // the one that does the work
 	control         backend.Backend
 
-	issuer  work.Issuer
-	dialect store.Dialect
-	store   store.Store // under the control group's prefix
+	issuer work.Issuer
+	store  store.Store // under the control group's prefix
+	form   form
 
 	checked  chan struct{} // by the first check
 	first    sync.Once
@@ -34,8 +34,7 @@ type Backend struct {
 	watching sync.WaitGroup
 
 	again sync.Once // the second look at who is a rank of this library
-	ours  []bool    // by rank
-	only  bool      // there are no others
+	ours  []bool    // by rank; if there are no others, form.own is set
 
 	last    atomic.Pointer[work.Work] // of the group itself; it has failed if the group has
 	issued  atomic.Uint64             // collectives
@@ -43,13 +42,15 @@ type Backend struct {
 }
 
 // New wraps inner, which is connected. Its options o are inner's with another Store: the one in
-// which PyTorch has the control group's keys. That is the job's for PyTorch up to 2.0 and inner's
-// for later ones. The Dialect in o selects the form of fingerprints. The function connect makes
+// which PyTorch has the control group's keys. The function connect makes
 // the control group, whose name and prefix are "pg_wrapper:" and the group's. Every rank of the
 // group must call New. If New succeeds, the wrapper owns both groups; otherwise the caller closes
 // inner.
 func New(ctx context.Context, inner backend.Backend, connect func(context.Context, backend.Options) (backend.Backend, error), o backend.Options) (*Backend, error) {
-	b := &Backend{Backend: inner, issuer: work.Issuer{Group: o.Group, Rank: o.Rank, Names: o.Names}, dialect: o.Dialect, ours: make([]bool, o.Size), checked: make(chan struct{}), closed: make(chan struct{})}
+	b := &Backend{
+		Backend: inner, issuer: work.Issuer{Group: o.Group, Rank: o.Rank, Names: o.Names}, form: formIn(o.Store),
+		ours: make([]bool, o.Size), checked: make(chan struct{}), closed: make(chan struct{}),
+	}
 	o.Group = "pg_wrapper:" + o.Group
 	o.Store = store.Prefix(o.Group, o.Store)
 	o.Checks = true
@@ -86,7 +87,7 @@ func (b *Backend) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.only = all
+	b.form.own = all
 	for r := range keys {
 		b.ours[r] = all
 		if !all {
@@ -242,19 +243,19 @@ func (b *Backend) check(ctx context.Context, c *call) error {
 	// With a transport that connects lazily, some marks are there only now. If the store is gone,
 	// the first look was complete.
 	b.again.Do(func() {
-		if !b.only {
+		if !b.form.own {
 			seen, err := slices.Clone(b.ours), b.look(ctx)
 			if err != nil {
-				b.ours, b.only = seen, false
+				b.ours, b.form.own = seen, false
 			}
 		}
 	})
 	own.Seq = b.counted.Load()
-	if b.only {
+	if b.form.own {
 		own = c.fingerprint(true)
 		own.Seq = b.issued.Load()
 	}
-	words := own.words(b.form())
+	words := own.words(b.form)
 	lengths, err := b.gather(ctx, timeout, []int64{int64(len(words))})
 	if err != nil {
 		return b.broken(info, own, err)
@@ -277,8 +278,6 @@ func (b *Backend) check(ctx context.Context, c *call) error {
 	}
 	return nil
 }
-
-func (b *Backend) form() form { return formOf(b.dialect, b.only) }
 
 // gather returns every rank's numbers. All ranks have the same count.
 func (b *Backend) gather(ctx context.Context, timeout time.Duration, mine []int64) ([][]int64, error) {
@@ -347,7 +346,7 @@ func (b *Backend) tellApart(ctx context.Context, timeout time.Duration, info wor
 		case theirs[r] != nil:
 			e.add(r, b.read(theirs[r]))
 		default:
-			e.add(r, Call{What: ofLength(n[0], b.form())})
+			e.add(r, Call{What: ofLength(n[0], b.form)})
 		}
 	}
 	return e
@@ -355,7 +354,7 @@ func (b *Backend) tellApart(ctx context.Context, timeout time.Duration, info wor
 
 // read turns a fingerprint from another rank into text.
 func (b *Backend) read(words []int64) Call {
-	f, err := parse(words, b.form())
+	f, err := parse(words, b.form)
 	if err != nil {
 		return Call{What: err.Error()}
 	}

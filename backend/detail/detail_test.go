@@ -18,6 +18,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/detail"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/script"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
@@ -42,7 +43,7 @@ func (s stranger) Set(ctx context.Context, key string, value []byte) error {
 func (s stranger) Check(context.Context, ...string) (bool, error) { return false, nil }
 
 // job runs f on size ranks that check their collectives.
-func job(t *testing.T, size int, o pg.Options, strangers []int, f func(g *pg.ProcessGroup)) {
+func job(t *testing.T, size int, gen generation, o pg.Options, strangers []int, f func(g *pg.ProcessGroup)) {
 	t.Helper()
 	j := pgtest.NewJob(size)
 	defer j.Close()
@@ -58,7 +59,7 @@ func job(t *testing.T, size int, o pg.Options, strangers []int, f func(g *pg.Pro
 			if slices.Contains(strangers, r) {
 				st = stranger{st}
 			}
-			g, err := pg.New(t.Context(), st, r, size, o)
+			g, err := pg.New(t.Context(), gen.in(st), r, size, o)
 			if err != nil {
 				t.Errorf("rank %d: %v", r, err)
 				return
@@ -106,15 +107,29 @@ func do(g *pg.ProcessGroup, call func(ctx context.Context) (*work.Work, error)) 
 
 func allReduce(g *pg.ProcessGroup, t *tensor.Tensor) error {
 	return do(g, func(ctx context.Context) (*work.Work, error) {
-		return g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{})
+		return g.AllReduce(ctx, t, pg.Sum())
 	})
 }
 
 func barrier(g *pg.ProcessGroup) error {
-	return do(g, func(ctx context.Context) (*work.Work, error) { return g.Barrier(ctx, backend.BarrierOptions{}) })
+	return do(g, func(ctx context.Context) (*work.Work, error) { return g.BarrierAsync(ctx) })
 }
 
-var dialects = []store.Dialect{store.DialectV1, store.DialectV2}
+// generation is one of PyTorch's, whose ranks may be in a group.
+type generation int
+
+var generations = []generation{1, 2}
+
+func (g generation) in(st store.Store) store.Store {
+	if g == 1 {
+		return torch1{st}
+	}
+	return st
+}
+
+type torch1 struct{ store.Store }
+
+func (torch1) IsTorch1() bool { return true }
 
 const everything = `
 {"op":"all_reduce","shape":[7],"fill":"frac"}
@@ -153,9 +168,9 @@ func TestResults(t *testing.T) {
 		require.NoError(t, script.Run(t.Context(), g, lines, func(r script.Result) { rs = append(rs, r) }))
 		want.put(g.Rank(), rs)
 	})
-	for _, d := range dialects {
+	for _, d := range generations {
 		var got each[[]script.Result]
-		job(t, size, pg.Options{Dialect: d}, nil, func(g *pg.ProcessGroup) {
+		job(t, size, d, pg.Options{}, nil, func(g *pg.ProcessGroup) {
 			var rs []script.Result
 			err := script.Run(t.Context(), g, lines, func(r script.Result) { rs = append(rs, r) })
 			if err != nil {
@@ -186,20 +201,21 @@ func TestMismatches(t *testing.T) {
 			"all_reduce of float32 [5 1] on cpu", "an operation on a tensor of 2 dimensions"},
 		{"an operation with the same wire", func(g *pg.ProcessGroup) error {
 			return do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.Reduce(ctx, zeros(tensor.Float32, 5), backend.ReduceOptions{})
+				return g.Reduce(ctx, zeros(tensor.Float32, 5), 0, pg.Sum())
 			})
 		}, "reduce of float32 [5] on cpu", "reduce of float32 [5] on cpu"},
 		{"more tensors", func(g *pg.ProcessGroup) error {
 			return do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.AllReduce(ctx, []*tensor.Tensor{zeros(tensor.Float32, 5), zeros(tensor.Float32, 5)}, backend.AllReduceOptions{})
+				b := must.Get(g.Backend(tensor.CPU))
+				return b.AllReduce(ctx, []*tensor.Tensor{zeros(tensor.Float32, 5), zeros(tensor.Float32, 5)}, backend.AllReduceOptions{})
 			})
 		}, "all_reduce of float32 [5] on cpu, float32 [5] on cpu", "an operation on a tensor of 5 dimensions, or on several of fewer"},
 	} {
-		for _, d := range dialects {
+		for _, d := range generations {
 			for _, strangers := range [][]int{nil, {2}, {0}} {
 				t.Run(fmt.Sprintf("%s, dialect %v, PyTorch on %v", c.name, d, strangers), func(t *testing.T) {
 					var errs, after each[error]
-					job(t, 3, pg.Options{Dialect: d}, strangers, func(g *pg.ProcessGroup) {
+					job(t, 3, d, pg.Options{}, strangers, func(g *pg.ProcessGroup) {
 						call := usual
 						if g.Rank() == 2 {
 							call = c.other
@@ -213,8 +229,7 @@ func TestMismatches(t *testing.T) {
 					})
 					for r := range 3 {
 						require.NoError(t, after.of[r], "the group goes on")
-						var e *detail.MismatchError
-						require.ErrorAs(t, errs.of[r], &e)
+						e := must.As[*detail.MismatchError](t, errs.of[r])
 						require.ErrorIs(t, errs.of[r], work.ErrMismatch)
 						require.Equal(t, r, e.Rank)
 						require.Equal(t, "0", e.Group)
@@ -280,31 +295,31 @@ func TestOperatorsAndRoots(t *testing.T) {
 	}{
 		{"all_reduce", func(g *pg.ProcessGroup, odd bool) error {
 			return do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.AllReduce(ctx, []*tensor.Tensor{zeros(tensor.Float32, 5)}, backend.AllReduceOptions{Op: reduce(odd)})
+				return g.AllReduce(ctx, zeros(tensor.Float32, 5), reduce(odd))
 			})
 		}, "all_reduce with sum of float32 [5] on cpu", "all_reduce with max of float32 [5] on cpu"},
 		{"broadcast", func(g *pg.ProcessGroup, odd bool) error {
 			return do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.Broadcast(ctx, []*tensor.Tensor{zeros(tensor.Float32, 5)}, backend.BroadcastOptions{Root: pick(odd, 0, 1)})
+				return g.Broadcast(ctx, zeros(tensor.Float32, 5), pick(odd, 0, 1))
 			})
 		}, "broadcast of float32 [5] on cpu, root 0", "broadcast of float32 [5] on cpu, root 1"},
 		{"all_reduce_coalesced", func(g *pg.ProcessGroup, odd bool) error {
 			return do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.AllReduceCoalesced(ctx, []*tensor.Tensor{zeros(tensor.Float32, pick(odd, 5, 6))}, backend.AllReduceOptions{})
+				return g.AllReduceCoalesced(ctx, []*tensor.Tensor{zeros(tensor.Float32, pick(odd, 5, 6))}, pg.Sum())
 			})
 		}, "all_reduce_coalesced with sum of float32 [5] on cpu", "all_reduce_coalesced with sum of float32 [6] on cpu"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var errs each[error]
-			job(t, 2, pg.Options{}, nil, func(g *pg.ProcessGroup) { errs.put(g.Rank(), c.call(g, g.Rank() == 1)) })
+			job(t, 2, 2, pg.Options{}, nil, func(g *pg.ProcessGroup) { errs.put(g.Rank(), c.call(g, g.Rank() == 1)) })
 			require.EqualError(t, errs.of[0], `detail: ranks disagree on the operation: rank 0 of group "0" calls `+c.one+", but rank 1 calls "+c.other)
 			require.EqualError(t, errs.of[1], `detail: ranks disagree on the operation: rank 1 of group "0" calls `+c.other+", but rank 0 calls "+c.one)
 		})
 	}
 	var errs each[error]
-	job(t, 2, pg.Options{}, []int{0}, func(g *pg.ProcessGroup) {
+	job(t, 2, 2, pg.Options{}, []int{0}, func(g *pg.ProcessGroup) {
 		errs.put(g.Rank(), do(g, func(ctx context.Context) (*work.Work, error) {
-			return g.AllReduce(ctx, []*tensor.Tensor{zeros(tensor.Float32, 5)}, backend.AllReduceOptions{Op: reduce(g.Rank() == 1)})
+			return g.AllReduce(ctx, zeros(tensor.Float32, 5), reduce(g.Rank() == 1))
 		}))
 	})
 	require.Equal(t, map[int]error{0: nil, 1: nil}, errs.of)
@@ -318,23 +333,23 @@ func TestSequence(t *testing.T) {
 		switch g.Rank() {
 		case 0:
 			return do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.Send(ctx, zeros(tensor.Float32, 1), 1, backend.P2POptions{})
+				return g.Send(ctx, zeros(tensor.Float32, 1), 1)
 			})
 		case 1:
 			return do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.Recv(ctx, zeros(tensor.Float32, 1), 0, backend.P2POptions{})
+				return g.Recv(ctx, zeros(tensor.Float32, 1), 0)
 			})
 		}
 		return nil
 	}
 	monitored := func(g *pg.ProcessGroup) error {
-		return g.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{})
+		return g.MonitoredBarrier(context.Background())
 	}
 	scatters := func(g *pg.ProcessGroup) error {
 		// Counts three times, and a coalesced one twice.
 		ins := []*tensor.Tensor{zeros(tensor.Float32, 2), zeros(tensor.Float32, 2), zeros(tensor.Float32, 2)}
 		err := do(g, func(ctx context.Context) (*work.Work, error) {
-			return g.ReduceScatter(ctx, zeros(tensor.Float32, 2), ins, backend.ReduceScatterOptions{})
+			return g.ReduceScatter(ctx, zeros(tensor.Float32, 2), ins, pg.Sum())
 		})
 		if err != nil {
 			return err
@@ -342,26 +357,26 @@ func TestSequence(t *testing.T) {
 		out := []*tensor.Tensor{zeros(tensor.Float32, 2), zeros(tensor.Float32, 1)}
 		in := []*tensor.Tensor{zeros(tensor.Float32, 6), zeros(tensor.Float32, 3)}
 		return do(g, func(ctx context.Context) (*work.Work, error) {
-			return g.ReduceScatterTensorCoalesced(ctx, out, in, backend.ReduceScatterOptions{})
+			return g.ReduceScatterTensorCoalesced(ctx, out, in, pg.Sum())
 		})
 	}
 	for _, c := range []struct {
 		name      string
 		before    func(g *pg.ProcessGroup) error
-		dialect   store.Dialect
+		gen       generation
 		strangers []int
 		want      [3]uint64 // numbers of the next collective if they differ
 	}{
-		{"a message", message, store.DialectV2, nil, [3]uint64{}},
-		{"a message, PyTorch 1.13", message, store.DialectV1, []int{2}, [3]uint64{}},
-		{"a message, PyTorch 2", message, store.DialectV2, []int{2}, [3]uint64{1, 1, 0}},
-		{"a monitored barrier", monitored, store.DialectV2, nil, [3]uint64{}},
-		{"a monitored barrier, PyTorch 2", monitored, store.DialectV2, []int{1}, [3]uint64{4, 2, 2}},
-		{"reduce_scatter, PyTorch 2", scatters, store.DialectV2, []int{1}, [3]uint64{}},
+		{"a message", message, 2, nil, [3]uint64{}},
+		{"a message, PyTorch 1.13", message, 1, []int{2}, [3]uint64{}},
+		{"a message, PyTorch 2", message, 2, []int{2}, [3]uint64{1, 1, 0}},
+		{"a monitored barrier", monitored, 2, nil, [3]uint64{}},
+		{"a monitored barrier, PyTorch 2", monitored, 2, []int{1}, [3]uint64{4, 2, 2}},
+		{"reduce_scatter, PyTorch 2", scatters, 2, []int{1}, [3]uint64{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var errs each[error]
-			job(t, 3, pg.Options{Dialect: c.dialect}, c.strangers, func(g *pg.ProcessGroup) {
+			job(t, 3, c.gen, pg.Options{}, c.strangers, func(g *pg.ProcessGroup) {
 				if err := c.before(g); err != nil {
 					t.Errorf("rank %d: %v", g.Rank(), err)
 				}
@@ -372,8 +387,7 @@ func TestSequence(t *testing.T) {
 					require.NoError(t, errs.of[r])
 					continue
 				}
-				var e *detail.MismatchError
-				require.ErrorAs(t, errs.of[r], &e)
+				e := must.As[*detail.MismatchError](t, errs.of[r])
 				require.Equal(t, c.want[r], e.Own.Seq)
 				for _, other := range e.Others {
 					for _, rank := range other.Ranks {
@@ -390,17 +404,17 @@ func TestSequence(t *testing.T) {
 // TestCounts states how PyTorch's gloo counts the operations that are several.
 func TestCounts(t *testing.T) {
 	var numbers each[uint64]
-	job(t, 3, pg.Options{Dialect: store.DialectV2}, []int{0}, func(g *pg.ProcessGroup) {
+	job(t, 3, 2, pg.Options{}, []int{0}, func(g *pg.ProcessGroup) {
 		ins := []*tensor.Tensor{zeros(tensor.Float32, 2), zeros(tensor.Float32, 2), zeros(tensor.Float32, 2)}
 		out := []*tensor.Tensor{zeros(tensor.Float32, 2), zeros(tensor.Float32, 1)}
 		in := []*tensor.Tensor{zeros(tensor.Float32, 6), zeros(tensor.Float32, 3)}
 		err := errors.Join(
 			barrier(g),
 			do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.ReduceScatter(ctx, zeros(tensor.Float32, 2), ins, backend.ReduceScatterOptions{})
+				return g.ReduceScatter(ctx, zeros(tensor.Float32, 2), ins, pg.Sum())
 			}),
 			do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.ReduceScatterTensorCoalesced(ctx, out, in, backend.ReduceScatterOptions{})
+				return g.ReduceScatterTensorCoalesced(ctx, out, in, pg.Sum())
 			}),
 		)
 		if err != nil {
@@ -422,22 +436,22 @@ func TestCounts(t *testing.T) {
 // cannot be described is refused without asking the others.
 func TestRefusals(t *testing.T) {
 	var errs each[[]error]
-	job(t, 2, pg.Options{}, nil, func(g *pg.ProcessGroup) {
+	job(t, 2, 2, pg.Options{}, nil, func(g *pg.ProcessGroup) {
 		list := []error{
 			do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.AllGather(ctx, []*tensor.Tensor{zeros(tensor.Float32, 1)}, zeros(tensor.Float32, 1), backend.AllGatherOptions{})
+				return g.AllGather(ctx, []*tensor.Tensor{zeros(tensor.Float32, 1)}, zeros(tensor.Float32, 1))
 			}),
 			do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.Broadcast(ctx, []*tensor.Tensor{zeros(tensor.Float32, 1)}, backend.BroadcastOptions{Root: 7})
+				return g.Broadcast(ctx, zeros(tensor.Float32, 1), 7)
 			}),
 		}
 		if g.Rank() == 0 { // alone
 			list = append(list, do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.AllReduce(ctx, []*tensor.Tensor{nil}, backend.AllReduceOptions{})
+				return g.AllReduce(ctx, nil, pg.Sum())
 			}))
 			ended, cancel := context.WithCancel(context.Background())
 			cancel()
-			_, err := g.Barrier(ended, backend.BarrierOptions{})
+			_, err := g.BarrierAsync(ended)
 			if !errors.Is(err, work.ErrCanceled) {
 				t.Errorf("a context that has ended: %v", err)
 			}
@@ -461,7 +475,7 @@ func TestMissing(t *testing.T) { synctest.Test(t, testMissing) }
 
 func testMissing(t *testing.T) {
 	var first, second each[error]
-	job(t, 3, pg.Options{}, nil, func(g *pg.ProcessGroup) {
+	job(t, 3, 2, pg.Options{}, nil, func(g *pg.ProcessGroup) {
 		if g.Rank() == 1 {
 			return // and closes
 		}
@@ -470,14 +484,12 @@ func testMissing(t *testing.T) {
 		second.put(g.Rank(), barrier(g))
 	})
 	for _, r := range []int{0, 2} {
-		var e *work.Error
-		require.ErrorAs(t, first.of[r], &e)
+		e := must.As[*work.Error](t, first.of[r])
 		require.Equal(t, work.AllReduce, e.Op)
 		require.Contains(t, e.Error(), "before all_reduce of float32 [5] on cpu")
 		require.Error(t, second.of[r])
 	}
-	var e *work.Error
-	require.ErrorAs(t, first.of[0], &e)
+	e := must.As[*work.Error](t, first.of[0])
 	require.Equal(t, 1, e.Peer, "rank 0 knows who is missing: %v", e)
 }
 
@@ -486,22 +498,21 @@ func TestCancel(t *testing.T) { synctest.Test(t, testCancel) }
 
 func testCancel(t *testing.T) {
 	var errs each[error]
-	job(t, 2, pg.Options{}, nil, func(g *pg.ProcessGroup) {
+	job(t, 2, 2, pg.Options{}, nil, func(g *pg.ProcessGroup) {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second) // when both ranks wait
 		defer cancel()
 		if g.Rank() == 0 {
-			_, err := g.Barrier(ctx, backend.BarrierOptions{})
+			_, err := g.BarrierAsync(ctx)
 			errs.put(0, err)
 			return
 		}
 		// Ends although nobody comes: the other rank's failure is everybody's.
 		errs.put(1, do(g, func(context.Context) (*work.Work, error) {
-			return g.Recv(context.Background(), zeros(tensor.Float32, 1), 0, backend.P2POptions{})
+			return g.Recv(context.Background(), zeros(tensor.Float32, 1), 0)
 		}))
 	})
 	require.ErrorContains(t, errs.of[0], "detail: before barrier")
-	var e *work.Error
-	require.ErrorAs(t, errs.of[0], &e)
+	e := must.As[*work.Error](t, errs.of[0])
 	require.Equal(t, work.Barrier, e.Op)
 	require.Error(t, errs.of[1])
 }
@@ -524,12 +535,10 @@ func TestTheCulpritStaysTheCulprit(t *testing.T) {
 		{"a context is cancelled", func(_ *pgtest.Job, g *pg.ProcessGroup) error {
 			ctx, cancel := context.WithCancelCause(context.Background())
 			time.AfterFunc(time.Millisecond, func() { cancel(stop) })
-			_, err := g.Barrier(ctx, backend.BarrierOptions{})
-			return err
+			return must.Err(g.BarrierAsync(ctx))
 		}, work.ErrCanceled, 0, "rank 0 cancelled the operation: user pressed stop"},
 		{"time runs out", func(_ *pgtest.Job, g *pg.ProcessGroup) error {
-			_, err := g.Barrier(context.Background(), backend.BarrierOptions{Timeout: time.Millisecond})
-			return err
+			return must.Err(g.BarrierAsync(context.Background(), pg.BarrierOptions{Timeout: time.Millisecond}))
 		}, work.ErrTimeout, 1, "rank 1 did not take part in time (noticed by rank 0): timed out: [Rank 0]: Ranks 1, 2 failed"},
 		{"an abort", func(_ *pgtest.Job, g *pg.ProcessGroup) error {
 			g.Abort(stop)
@@ -560,11 +569,11 @@ func TestTheCulpritStaysTheCulprit(t *testing.T) {
 							errs.put(r, tc.end(j, g))
 						case 1:
 							errs.put(r, do(g, func(ctx context.Context) (*work.Work, error) {
-								return g.Recv(ctx, zeros(tensor.Float32, 1), 0, backend.P2POptions{})
+								return g.Recv(ctx, zeros(tensor.Float32, 1), 0)
 							}))
 						default:
 							errs.put(r, do(g, func(ctx context.Context) (*work.Work, error) {
-								return g.Recv(ctx, zeros(tensor.Float32, 1), 1, backend.P2POptions{})
+								return g.Recv(ctx, zeros(tensor.Float32, 1), 1)
 							}))
 						}
 					})
@@ -575,8 +584,7 @@ func TestTheCulpritStaysTheCulprit(t *testing.T) {
 					if r > 0 {
 						require.ErrorContains(t, err, tc.text, "rank %d", r)
 					}
-					var e *work.Error
-					require.ErrorAs(t, err, &e)
+					e := must.As[*work.Error](t, err)
 					require.Equal(t, tc.peer, e.Peer, "rank %d: %v", r, err)
 				}
 			})
@@ -590,7 +598,7 @@ func TestTheCulpritStaysTheCulprit(t *testing.T) {
 func TestLeavingAfterAFault(t *testing.T) {
 	stop := errors.New("user pressed stop")
 	recv := func(ctx context.Context, g *pg.ProcessGroup, from int) error {
-		w, err := g.Recv(ctx, zeros(tensor.Float32, 1), from, backend.P2POptions{})
+		w, err := g.Recv(ctx, zeros(tensor.Float32, 1), from)
 		if err == nil {
 			err = w.Wait(context.Background())
 		}
@@ -610,7 +618,7 @@ func TestLeavingAfterAFault(t *testing.T) {
 		{"the next call of another one", [2]func(context.Context, func(error), *pg.ProcessGroup) error{
 			func(_ context.Context, _ func(error), g *pg.ProcessGroup) error {
 				time.Sleep(time.Second)
-				w, err := g.Send(context.Background(), zeros(tensor.Float32, 1), 1, backend.P2POptions{})
+				w, err := g.Send(context.Background(), zeros(tensor.Float32, 1), 1)
 				if w != nil {
 					return errors.New("the call was not refused")
 				}
@@ -627,7 +635,7 @@ func TestLeavingAfterAFault(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var errs each[error]
-				job(t, 3, pg.Options{}, nil, func(g *pg.ProcessGroup) {
+				job(t, 3, 2, pg.Options{}, nil, func(g *pg.ProcessGroup) {
 					if g.Rank() == 2 {
 						errs.put(2, barrier(g))
 						return
@@ -639,8 +647,7 @@ func TestLeavingAfterAFault(t *testing.T) {
 				for r, err := range errs.of {
 					require.ErrorIs(t, err, work.ErrCanceled, "rank %d", r)
 					require.ErrorContains(t, err, stop.Error(), "rank %d", r)
-					var e *work.Error
-					require.ErrorAs(t, err, &e)
+					e := must.As[*work.Error](t, err)
 					if r != 1 {
 						require.Equal(t, 1, e.Peer, "rank %d: %v", r, err)
 					}
@@ -678,7 +685,7 @@ func testCheckWaits(t *testing.T) {
 				errs.put(r, barrier(g))
 			case 1:
 				errs.put(r, do(g, func(ctx context.Context) (*work.Work, error) {
-					return g.Recv(ctx, zeros(tensor.Float32, 1), 2, backend.P2POptions{})
+					return g.Recv(ctx, zeros(tensor.Float32, 1), 2)
 				}))
 			case 2:
 				j.Freeze(2)
@@ -688,8 +695,7 @@ func testCheckWaits(t *testing.T) {
 	}
 	wg.Wait()
 	for r, err := range errs.of {
-		var e *work.Error
-		require.ErrorAs(t, err, &e)
+		e := must.As[*work.Error](t, err)
 		require.Equal(t, 2, e.Peer, "rank %d: %v", r, err)
 	}
 }
@@ -703,7 +709,7 @@ func TestTimeout(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var errs each[error]
 					var took each[time.Duration]
-					job(t, 3, pg.Options{Timeout: 10 * time.Minute}, nil, func(g *pg.ProcessGroup) {
+					job(t, 3, 2, pg.Options{Timeout: 10 * time.Minute}, nil, func(g *pg.ProcessGroup) {
 						if err := barrier(g); err != nil {
 							t.Errorf("rank %d: %v", g.Rank(), err)
 						}
@@ -718,7 +724,7 @@ func TestTimeout(t *testing.T) {
 							defer cancel()
 							timeout = 0
 						}
-						_, err := g.AllReduce(ctx, []*tensor.Tensor{zeros(tensor.Float32, 1)}, backend.AllReduceOptions{Timeout: timeout})
+						_, err := g.AllReduce(ctx, zeros(tensor.Float32, 1), pg.Sum(), pg.CallOptions{Timeout: timeout})
 						errs.put(g.Rank(), err)
 						took.put(g.Rank(), time.Since(begun))
 					})
@@ -730,8 +736,7 @@ func TestTimeout(t *testing.T) {
 						require.ErrorContains(t, err, fmt.Sprintf("failed to pass monitoredBarrier in %d ms", limit.Milliseconds()))
 						require.ErrorContains(t, err, "rank 1 has not called it")
 						require.NotContains(t, err.Error(), "has issued")
-						var e *work.Error
-						require.ErrorAs(t, err, &e)
+						e := must.As[*work.Error](t, err)
 						require.Equal(t, 1, e.Peer)
 					}
 				})
@@ -746,12 +751,12 @@ func TestLongestTimeout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var errs each[error]
-				job(t, 2, pg.Options{Timeout: limits[0]}, nil, func(g *pg.ProcessGroup) {
+				job(t, 2, 2, pg.Options{Timeout: limits[0]}, nil, func(g *pg.ProcessGroup) {
 					if g.Rank() == 1 {
 						time.Sleep(2 * backend.DefaultTimeout)
 					}
 					errs.put(g.Rank(), do(g, func(ctx context.Context) (*work.Work, error) {
-						return g.Barrier(ctx, backend.BarrierOptions{Timeout: limits[1]})
+						return g.BarrierAsync(ctx, pg.BarrierOptions{Timeout: limits[1]})
 					}))
 				})
 				require.NoError(t, errs.of[0])
@@ -763,19 +768,19 @@ func TestLongestTimeout(t *testing.T) {
 
 // TestKeys states where the control groups meet, which PyTorch's do too.
 func TestKeys(t *testing.T) {
-	for d, want := range map[store.Dialect][]string{
-		store.DialectV1: {"pg_wrapper:0/c10d-go/0", "pg_wrapper:0/c10d-go/1", "pg_wrapper:1/c10d-go/0"},
-		store.DialectV2: {"0//1//cpu//pg_wrapper:1/c10d-go/0", "0//cpu//pg_wrapper:0/c10d-go/0", "0//cpu//pg_wrapper:0/c10d-go/1"},
+	for d, want := range map[generation][]string{
+		1: {"pg_wrapper:0/c10d-go/0", "pg_wrapper:0/c10d-go/1", "pg_wrapper:1/c10d-go/0"},
+		2: {"0//1//cpu//pg_wrapper:1/c10d-go/0", "0//cpu//pg_wrapper:0/c10d-go/0", "0//cpu//pg_wrapper:0/c10d-go/1"},
 	} {
 		j := pgtest.NewJob(2)
 		o := j.Options()
-		o.Dialect, o.Detail = d, true
+		o.Detail = true
 		var wg sync.WaitGroup
 		for r := range 2 {
 			wg.Go(func() {
-				g, err := pg.New(t.Context(), j.Store, r, 2, o)
+				g, err := pg.New(t.Context(), d.in(j.Store), r, 2, o)
 				if err == nil {
-					_, err = g.NewGroup(t.Context(), []int{1}, pg.GroupOptions{})
+					_, err = g.NewGroup(t.Context(), []int{1})
 					g.Close()
 				}
 				if err != nil {
@@ -784,8 +789,7 @@ func TestKeys(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		keys, err := j.Store.ListKeys(t.Context())
-		require.NoError(t, err)
+		keys := must.Get(j.Store.ListKeys(t.Context()))
 		keys = slices.DeleteFunc(keys, func(k string) bool { return !strings.Contains(k, "pg_wrapper") })
 		slices.Sort(keys)
 		require.Equal(t, want, keys)

@@ -13,7 +13,7 @@
 //
 //	g, err := pg.Init(ctx, "env://", pg.InitOptions{Options: pg.Options{Detail: true}})
 //	...
-//	w, err := g.AllReduce(ctx, grads, backend.AllReduceOptions{})
+//	w, err := g.AllReduce(ctx, grad, pg.Avg())
 //	var mismatch *detail.MismatchError
 //	if errors.As(err, &mismatch) {
 //		log.Printf("rank %d does something else: %v", mismatch.Peer(), err)

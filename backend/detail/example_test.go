@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/detail"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
@@ -34,7 +33,7 @@ func Example() {
 			if err != nil {
 				panic(err)
 			}
-			_, err = g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{})
+			_, err = g.AllReduce(ctx, t, pg.Sum())
 			var mismatch *detail.MismatchError
 			if errors.As(err, &mismatch) {
 				said[r] = fmt.Sprintf("rank %d differs: %v", mismatch.Peer(), err)

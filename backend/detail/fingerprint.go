@@ -15,7 +15,7 @@ import (
 type Fingerprint struct {
 	Op work.OpType
 
-	// Seq is how many operations the rank has issued before. PyTorch up to 2.0 does not send it.
+	// Seq is how many operations the rank has issued before. Some PyTorch's ranks do not send it.
 	Seq uint64
 
 	// Tensors are those whose types and shapes must agree. It is empty for operations where ranks
@@ -60,11 +60,12 @@ func of(ts []*tensor.Tensor, asReal bool) []Tensor {
 
 // form is the format of a group's fingerprints.
 type form struct {
-	numbered bool // with the sequence number: PyTorch since 2.1
+	numbered bool // with the sequence number
 	own      bool // with root and operator: ranks of this library alone
 }
 
-func formOf(d store.Dialect, own bool) form { return form{d != store.DialectV1, own} }
+// formIn returns the form of a group's control group in st. PyTorch up to 2.0 sends no sequence number.
+func formIn(st store.Store) form { return form{numbered: !store.IsTorch1(st)} }
 
 // head is how many numbers come before those of the tensors.
 func (m form) head() int {

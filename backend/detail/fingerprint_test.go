@@ -7,19 +7,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
 func zeros(t *testing.T, d tensor.DType, shape ...int) *tensor.Tensor {
 	t.Helper()
-	x, err := tensor.New(d, shape...)
-	require.NoError(t, err)
-	return x
+	return must.Get(tensor.New(d, shape...))
 }
 
-var v1, v2 = formOf(store.DialectV1, false), formOf(store.DialectV2, false)
+var v1, v2 = form{}, form{numbered: true}
 
 // TestOwn: what ranks of this library tell each other besides.
 func TestOwn(t *testing.T) {
@@ -30,15 +28,12 @@ func TestOwn(t *testing.T) {
 	}
 	f := c.fingerprint(true)
 	require.Equal(t, "reduce with max of int32 [7] on cpu, complex64 [2] on cpu, root 2", f.String())
-	m := formOf(store.DialectV2, true)
+	m := form{numbered: true, own: true}
 	w := f.words(m)
 	require.Equal(t, []int64{3, 0, 2, 3, 9, 0, 0, 1, 7, 1, 2, 2, 4}, w)
-	back, err := parse(w, m)
-	require.NoError(t, err)
-	require.Equal(t, f, back)
+	require.Equal(t, f, must.Get(parse(w, m)))
 	for _, bad := range [][]int64{{3, 0, 0}, {15, 0, 0, -2, -1}, {15, 0, 0, 0, 256}, {15, 0, 0, 1 << 40, 0}} {
-		_, err := parse(bad, m)
-		require.ErrorContains(t, err, "no fingerprint", "%v", bad)
+		require.ErrorContains(t, must.Err(parse(bad, m)), "no fingerprint", "%v", bad)
 	}
 	require.Equal(t, "reduce of int32 [7] on cpu", c.fingerprint(false).String())
 }
@@ -94,15 +89,13 @@ func TestGolden(t *testing.T) {
 			f.Seq = c.seq
 			require.Equal(t, c.text, f.String())
 			require.Equal(t, c.v2, f.words(v2))
-			back, err := parse(c.v2, v2)
-			require.NoError(t, err)
+			back := must.Get(parse(c.v2, v2))
 			require.Equal(t, c.v2, back.words(v2))
 			if c.v1 == nil {
 				return // PyTorch 1.13 has no such operation
 			}
 			require.Equal(t, c.v1, f.words(v1))
-			back, err = parse(c.v1, v1)
-			require.NoError(t, err)
+			back = must.Get(parse(c.v1, v1))
 			require.Equal(t, c.v1, back.words(v1))
 			require.Zero(t, back.Seq)
 		})
@@ -116,8 +109,7 @@ func TestParse(t *testing.T) {
 		nil, {1}, {1, 0}, {-1, 0, 0}, {256, 0, 0}, {1, 0, -1}, {1, 0, 1}, {1, 0, 1 << 62}, {1, 0, 1, 6, 0},
 		{1, 0, 1, 6, 0, 2, 3}, {1, 0, 1, 6, 0, -1}, {1, 0, 1, 6, 0, 1 << 62, 1}, {15, 0, 0, 7}, {1, 0, 1, 6, 0, 1, 5, 5},
 	} {
-		_, err := parse(bad, v2)
-		require.ErrorContains(t, err, "no fingerprint", "%v", bad)
+		require.ErrorContains(t, must.Err(parse(bad, v2)), "no fingerprint", "%v", bad)
 	}
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -126,7 +118,7 @@ func TestParse(t *testing.T) {
 		for i := range w {
 			w[i] = int64(rng.IntN(6) - 1)
 		}
-		for _, m := range []form{v1, v2, formOf(store.DialectV1, true), formOf(store.DialectV2, true)} {
+		for _, m := range []form{v1, v2, form{own: true}, form{numbered: true, own: true}} {
 			if f, err := parse(w, m); err == nil {
 				require.Equal(t, w, f.words(m), "seed %d", seed)
 				require.NotEmpty(t, f.String())

@@ -30,7 +30,7 @@
 //   - Several hosts with several ranks each: clusters. The ranks of a host first combine in memory,
 //     so that bytes cross the network once for each host, and each rank carries a share of them. Long
 //     buffers go in chunks: one is in memory while another one is on the network. Small blocks for
-//     another host go in one message (internal/cluster). With Options.Sums "rank order", reductions
+//     another host go in one message (internal/cluster). With Options.Sums "rank-order", reductions
 //     go from rank to rank: a host must not add its own operands first. Options.Cluster splits a
 //     host into several clusters. Backend.Stage runs what goes between clusters for others, such as
 //     groups of devices.
@@ -77,10 +77,10 @@
 //
 // # Copies
 //
-// Ranks that share memory copy small data twice: into the shared memory and out of it. They copy
-// large data once, straight out of the other process, if the kernel allows that to all ranks
-// of the host. Explain says from which size on, or why not. Options.Copy or C10D_COPY=staged keeps
-// to two copies.
+// Ranks that share memory use tensors of Alloc where they are. They copy all other data twice: into the shared memory
+// and out of it. Large all_gathers, all_to_alls and scatters copy once, straight out of the other process. They do so
+// where that is faster, and where the kernel allows it to all ranks of the host. Explain says from which size on, or
+// why not.
 //
 // # When something goes wrong
 //

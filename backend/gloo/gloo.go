@@ -2,15 +2,11 @@ package gloo
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo/internal/run"
 	"github.com/c10d-go/c10d/tensor"
-	"github.com/c10d-go/c10d/work"
 )
 
 // Name is what the backend is registered as.
@@ -26,18 +22,26 @@ func init() {
 	}
 }
 
-// Backend is the backend for tensors in CPU memory; see backend.Backend.
+// ErrExhausted says that a rank of those that share memory has no room for Alloc. All of them
+// return it.
+var ErrExhausted = backend.ErrExhausted
+
+// Backend is the backend for tensors in CPU memory. Its operations are those of backend.Backend. Beside them it has:
+//
+//	Shutdown, Probe, Explain         as in backend.Shutdowner, Prober and Explainer
+//	Alloc, Free                      tensors in memory that all ranks of the host see
+//	Completed, CompletedEverywhere   how many collectives have ended here, and on every rank
+//	Revoke                           ends the group for a call that was cancelled before it began
+//	Err, Failed                      what has ended the group, or which rank has died
+//	Foreign                          the ranks of PyTorch, as far as they have shown it
+//	CheckSparse, Stage               for backends above this one
 type Backend struct {
-	*session
-	queue
-	issuer   work.Issuer
-	timeout  atomic.Int64
-	spares   sync.Pool // operations that have ended
-	messages messages
-	waits    waitLog
-	p2p      sync.WaitGroup // sends, receives, and what else runs beside the queue
-	done     chan struct{}  // closed when Close has finished
+	*running
+	connection *connection
 }
+
+// running is what runs the operations. Its methods are the Backend's.
+type running = run.Group
 
 // New connects a rank with the others of its group. It returns when all are
 // connected, when ctx ends or when the timeout is over.
@@ -60,80 +64,16 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
-	s, err := connect(ctx, o, set)
+	c, err := connect(ctx, o, set)
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{session: s, issuer: work.Issuer{Group: o.Group, Rank: o.Rank, Names: o.Names}, done: make(chan struct{})}
-	b.queued.L = &b.mu
-	b.unbegun.Check = b.checkUnbegun
-	b.messages.recheck.Check = b.checkMessages
-	b.waits.init(ctx, b, o)
-	b.timeout.Store(int64(o.Timeout))
-	for _, m := range s.meshes {
-		m.SetWaiting(b.waitsFor)
+	g, err := run.New(ctx, o, c.Connections)
+	if err != nil {
+		return nil, err
 	}
-	for range set.workers(s) {
-		b.engines = append(b.engines, newEngine(s))
-		b.workers.Go(b.work)
-	}
-	return b, nil
+	return &Backend{g, c}, nil
 }
 
 // Name returns "gloo".
 func (b *Backend) Name() string { return Name }
-
-// Prompt implements backend.Prompt: calls queue operations, and run only those that wait for no other rank.
-func (b *Backend) Prompt() {}
-
-// Rank returns this rank's number in the group.
-func (b *Backend) Rank() int { return b.rank }
-
-// Size returns the number of ranks in the group.
-func (b *Backend) Size() int { return b.size }
-
-// Seq returns how many operations have been issued.
-func (b *Backend) Seq() uint64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.seq
-}
-
-// SetTimeout sets the limit of later operations.
-func (b *Backend) SetTimeout(d time.Duration) {
-	if d <= 0 {
-		d = backend.DefaultTimeout
-	}
-	b.timeout.Store(int64(d))
-}
-
-// Err returns the fault that ended the group, or the death of a rank that no operation needed. It
-// returns nil while all ranks are there. Backends above this one, which need all ranks for their own
-// operations, call it.
-func (b *Backend) Err() error {
-	f := b.fault()
-	if f == nil {
-		f = b.dead.Load()
-	}
-	if f == nil {
-		return nil
-	}
-	return b.faultError(b.issuer.Info(work.Barrier, b.Seq()), f)
-}
-
-// Failed is closed once Err returns a fault.
-func (b *Backend) Failed() <-chan struct{} { return b.meshes[0].Failed() }
-
-// Abort ends every operation with cause, on every rank.
-func (b *Backend) Abort(cause error) { b.abort(cause, nil) }
-
-func (b *Backend) abort(cause error, o *future) {
-	if errors.Is(cause, work.ErrMismatch) {
-		b.mismatchTold.Store(true)
-	}
-	f := b.causedBy(cause)
-	if o != nil {
-		f.Op, f.Seq = uint8(o.Info().Op), o.Info().Seq
-	}
-	b.end(f)
-}

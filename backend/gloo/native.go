@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/c10d-go/c10d/backend/gloo/internal/run"
 	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/shm"
@@ -48,21 +49,19 @@ const maxRecord = 64 << 10
 type native struct {
 	only       bool // there is no other wire for this rank
 	secure     bool // with TLS
-	copies     Copy
 	rank, size int
 	tcp        *tcp.Endpoint
 	shm        *shm.Endpoint
 	record     record
 	all        []record // nil until all ranks are known to have one
 	why        string   // why there is no native wire
-	plans      string   // directory of plans' files; empty means none
 	log        *slog.Logger
 }
 
 func newNative(o settings, rank, size int) (*native, error) {
-	n := &native{only: o.only, secure: o.TCP.TLS != nil, copies: o.Copy, plans: o.Plans, rank: rank, size: size}
+	n := &native{only: o.only, secure: o.TLS != nil, rank: rank, size: size}
 	var err error
-	if n.tcp, err = tcp.Listen(o.TCP.options()); err != nil {
+	if n.tcp, err = tcp.Listen(o.tcp()); err != nil {
 		return nil, err
 	}
 	n.record = record{Version: recordVersion, TCP: n.tcp.Addr(), Table: o.table.Fingerprint(), Sums: o.Sums, Reduce: o.AllReduce, Only: o.only}
@@ -124,7 +123,7 @@ func (n *native) connect(ctx context.Context, records [][]byte) (transport.Mesh,
 	if err != nil {
 		return nil, err
 	}
-	mesh.Describe(describe)
+	mesh.Describe(run.Describe)
 	return mesh, nil
 }
 
@@ -217,10 +216,10 @@ func (n *native) share(ctx context.Context, m transport.Mesh, layout *cluster.La
 	var g *shm.Group
 	var err error
 	if len(host) > 1 {
-		g, err = n.shm.Join(joining, slices.Index(host, n.rank), addrs, shm.Options{Staged: n.copies == CopyStaged})
+		g, err = n.shm.Join(joining, slices.Index(host, n.rank), addrs, shm.Options{})
 	}
 	if err == nil && g != nil {
-		g.Describe(describe)
+		g.Describe(run.Describe)
 	}
 	v.cast(err)
 	if others := <-heard; others != nil {

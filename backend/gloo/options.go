@@ -15,17 +15,19 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/gloo/internal/run"
 	"github.com/c10d-go/c10d/internal/choice"
+	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/tcp"
 )
 
 // Options are this backend's options, for pg.Options.BackendOptions. The zero value takes them from
-// environment variables, Gloo's where Gloo has one.
+// environment variables, Gloo's where Gloo has one. All ranks need the same Wire and Sums.
 type Options struct {
 	// Interfaces are names of network interfaces, which must exist. All ranks need the same number.
 	// On Gloo's wire each gets connections of its own, and collectives take turns over them. The
-	// native wire uses the first (see TCPOptions.Lanes for several connections).
+	// native wire uses the first (see Tuning.Lanes for several connections).
 	//
 	// Empty means GLOO_SOCKET_IFNAME. If that is empty too, the connections use the address by
 	// which this host reaches the store (store.LocalAddrOf). With a store on a loopback address
@@ -34,42 +36,16 @@ type Options struct {
 	// addresses.
 	Interfaces []string
 
-	// Workers is how many collectives may run at a time. 0 means two for each interface, as in
-	// PyTorch.
-	Workers int
+	// Address is the address, host name or network interface at which other ranks reach this one on
+	// the native wire. Empty means the first of Interfaces.
+	Address string
 
 	// Wire is the protocol between the ranks. Empty means the environment variable C10D_WIRE; if
 	// that is empty too, WireAuto.
 	Wire Wire
 
-	// Sums says what the bits of a sum depend on, on the native wire. All ranks need the same.
+	// Sums says what the bits of a sum depend on, on the native wire.
 	Sums Sums
-
-	// AllReduce is the name of the algorithm that dense all_reduces take, whatever their size: one of
-	// AllReduceAlgorithms. Ranks send each other messages for it, also where they share memory. It needs the native wire
-	// or a Fabric: with it, WireAuto means WireNative. Empty lets the library choose. All ranks need the same.
-	AllReduce string
-
-	// Copy says how often large data are copied between ranks that share memory. Empty means the
-	// environment variable C10D_COPY; if that is empty too, CopyAuto.
-	Copy Copy
-
-	// Table is a file with measured times of algorithms, which "c10d bench -tune" writes. The
-	// native wire chooses algorithms by it where ranks do not share memory. Empty means the
-	// environment variable C10D_TABLE; if that is empty too, the table in the library. All ranks
-	// need the same.
-	Table string
-
-	// Plans is a directory for the plans of collectives of several clusters. A rank takes a plan from its
-	// file there, and writes a file for each plan that it makes; "c10d plan" prints them. Empty means the
-	// environment variable C10D_PLANS; if that is empty too, none.
-	Plans string
-
-	// TCP are the options of the native wire's connections. Gloo's wire has the same Silence. An
-	// empty Host means the first of Interfaces. A nil TLS means the TLS of backend.Options. With
-	// TLS the group takes the native wire; if a rank does not have it, New returns an error that
-	// names the rank.
-	TCP TCPOptions
 
 	// Host names this host, for the native wire. Ranks with the same Host are a cluster: they try
 	// to share memory, and collectives of several clusters go inside, between and inside them.
@@ -82,27 +58,61 @@ type Options struct {
 	// C10D_CLUSTER; if that is empty too, the host is one cluster.
 	Cluster string
 
-	// LinkSpeed is how fast this rank reaches other clusters, in Mbit/s. A rank with twice the
-	// speed carries twice as much of its cluster's traffic. 0 means the environment variable
-	// C10D_LINK_SPEED. Without that, the system is asked for the speed of the first of Interfaces.
-	// Ranks whose speed nobody knows count as equally fast.
-	LinkSpeed int64
+	// Silence is how long another host may acknowledge nothing, until the link to it counts as
+	// broken or the host as dead, on both wires. Keep-alive probes ask a host that has nothing
+	// to acknowledge. A process that was stopped for as long with messages unread counts as
+	// dead too. 0 means 15 seconds, negative means for ever. Systems other than Linux notice
+	// it only where no message is under way.
+	Silence time.Duration
+
+	// Checksum gives every message of the native wire's connections a CRC-32C. If bytes are changed
+	// on the way, the group fails with work.ErrCorrupted, and the error names the link. Without it
+	// only the headers of messages are protected: changed bytes of a tensor are noticed by nobody but
+	// TCP, whose checksum has 16 bits. It is enough that one rank of a pair sets it. TLS replaces it. The
+	// default is false because of its cost, which docs/benchmarks.md shows.
+	Checksum bool
+
+	// TLS makes all connections TLS 1.3 with both sides authenticated, and the wire the native one; if
+	// a rank does not have it, New returns an error that names the rank. It needs certificates, for use
+	// on both sides of a connection, and RootCAs. ClientCAs are RootCAs if nil. A peer's certificate has
+	// to be good for ServerName or, if that is empty, for the address that it was reached at. Nil means
+	// the TLS of backend.Options.
+	TLS *tls.Config
+
+	// Tuning is for measurements and for networks that the defaults do not suit.
+	Tuning
 
 	// Fabric, if not nil, connects ranks of one process. They need no network and do not meet
 	// in the store, and they run Gloo's algorithms. All ranks need the same.
 	Fabric Fabric
 }
 
-// BackendName returns Name: these are the options of this backend.
-func (Options) BackendName() string { return Name }
+// Tuning changes how fast the backend is, and never what it computes. All ranks need the same AllReduce and Table.
+type Tuning struct {
+	// Workers is how many collectives may run at a time. 0 means two for each interface, as in
+	// PyTorch.
+	Workers int
 
-// MeetsElsewhere reports whether the ranks find each other without the store.
-func (o Options) MeetsElsewhere() bool { return o.Fabric != nil }
+	// AllReduce is the name of the algorithm that dense all_reduces take, whatever their size: one of
+	// AllReduceAlgorithms. Ranks send each other messages for it, also where they share memory. It needs the native wire
+	// or a Fabric: with it, WireAuto means WireNative. Empty lets the library choose.
+	AllReduce string
 
-// TCPOptions are the options of the native wire's connections. Silence holds on Gloo's wire too.
-type TCPOptions struct {
-	// Host is the address, host name or network interface to be reached at.
-	Host string
+	// Table is a file with measured times of algorithms, which "c10d bench -tune" writes. The
+	// native wire chooses algorithms by it where ranks do not share memory. Empty means the
+	// environment variable C10D_TABLE; if that is empty too, the table in the library.
+	Table string
+
+	// Plans is a directory for the plans of collectives of several clusters. A rank takes a plan from its
+	// file there, and writes a file for each plan that it makes. Empty means the
+	// environment variable C10D_PLANS; if that is empty too, none.
+	Plans string
+
+	// LinkSpeed is how fast this rank reaches other clusters, in Mbit/s. A rank with twice the
+	// speed carries twice as much of its cluster's traffic. 0 means the environment variable
+	// C10D_LINK_SPEED. Without that, the system is asked for the speed of the first of Interfaces.
+	// Ranks whose speed nobody knows count as equally fast.
+	LinkSpeed int64
 
 	// Lanes is the number of further connections to a peer, which the first message of 512 KiB
 	// opens. 0 means 2 to other hosts. Within the host it means 1 if there are 8 CPUs for each of
@@ -123,32 +133,18 @@ type TCPOptions struct {
 	// means 100 us. If this host has more ranks than CPUs, that is multiplied by the ranks for
 	// each CPU. Negative means that it does not poll. Only Linux has polling, and not with TLS.
 	Poll time.Duration
-
-	// Silence is how long another host may acknowledge nothing, until the link to it counts as
-	// broken or the host as dead, on both wires. Keep-alive probes ask a host that has nothing
-	// to acknowledge. A process that was stopped for as long with messages unread counts as
-	// dead too. 0 means 15 seconds, negative means for ever. Systems other than Linux notice
-	// it only where no message is under way.
-	Silence time.Duration
-
-	// Checksum gives every message on these connections a CRC-32C. If bytes are changed on the way,
-	// the group fails with work.ErrCorrupted, and the error names the link. Without it only the
-	// headers of messages are protected: changed bytes of a tensor are noticed by nobody but TCP,
-	// whose checksum has 16 bits. It is enough that one rank of a pair sets it. TLS replaces it. The
-	// default is false because of its cost, which docs/benchmarks.md shows.
-	Checksum bool
-
-	// TLS makes all connections TLS 1.3 with both sides authenticated. It needs
-	// certificates, for use on both sides of a connection, and RootCAs. ClientCAs
-	// are RootCAs if nil. A peer's certificate has to be good for ServerName or, if
-	// that is empty, for the address that it was reached at. Nil means plain TCP.
-	TLS *tls.Config
 }
 
-// options returns o as the transport has them.
-func (o TCPOptions) options() tcp.Options {
+// BackendName returns Name: these are the options of this backend.
+func (Options) BackendName() string { return Name }
+
+// MeetsElsewhere reports whether the ranks find each other without the store.
+func (o Options) MeetsElsewhere() bool { return o.Fabric != nil }
+
+// tcp returns o as the native wire's transport has them.
+func (o *Options) tcp() tcp.Options {
 	return tcp.Options{
-		Host: o.Host, Lanes: o.Lanes, Congestion: o.Congestion, SendBuffer: o.SendBuffer, ReceiveBuffer: o.ReceiveBuffer,
+		Host: o.Address, Lanes: o.Lanes, Congestion: o.Congestion, SendBuffer: o.SendBuffer, ReceiveBuffer: o.ReceiveBuffer,
 		Poll: o.Poll, Silence: o.Silence, Checksum: o.Checksum, TLS: o.TLS,
 	}
 }
@@ -191,32 +187,6 @@ func (o Options) wire() (Wire, error) {
 	return ParseWire(name)
 }
 
-// Copy says how data get from one rank's memory into another's, on the native wire, where ranks
-// share memory.
-type Copy string
-
-const (
-	// CopyAuto copies large data once, straight out of the other process, where one copy is
-	// faster than two. On AMD's processors it is not. The kernel has to let all ranks of the host
-	// read each other's memory. "" means C10D_COPY, and without that CopyAuto.
-	CopyAuto Copy = "auto"
-	// CopyStaged copies into the shared memory and out of it, whatever the size. One rank of a
-	// host that has it decides for all ranks of the host.
-	CopyStaged Copy = "staged"
-)
-
-// copyVariable is the environment variable for Options.Copy.
-const copyVariable = "C10D_COPY"
-
-func (o Options) copies() (Copy, error) {
-	switch c := cmp.Or(o.Copy, Copy(os.Getenv(copyVariable)), CopyAuto); c {
-	case CopyAuto, CopyStaged:
-		return c, nil
-	default:
-		return "", fmt.Errorf("gloo: unknown copy %q, want %s or %s", string(c), CopyAuto, CopyStaged)
-	}
-}
-
 // Sums says what the bits of a floating-point sum depend on, on the native wire. All ranks get the
 // same bits, and the same call gives the same bits again. On Gloo's wire the bits are Gloo's.
 type Sums string
@@ -226,7 +196,7 @@ const (
 	// how the ranks are connected. It is the zero value.
 	SumsFast Sums = ""
 	// SumsInRankOrder adds ((x0 + x1) + x2) and so on. Ranks that share memory always add so.
-	SumsInRankOrder Sums = "rank order"
+	SumsInRankOrder Sums = "rank-order"
 )
 
 func (s Sums) check() error {
@@ -326,9 +296,6 @@ func (o Options) settings(group backend.Options) (settings, error) {
 	if set.wire, err = o.wire(); err != nil {
 		return set, err
 	}
-	if set.Copy, err = o.copies(); err != nil {
-		return set, err
-	}
 	if err := o.Sums.check(); err != nil {
 		return set, err
 	}
@@ -343,10 +310,10 @@ func (o Options) settings(group backend.Options) (settings, error) {
 	if set.LinkSpeed, err = o.linkSpeed(set.Interfaces[0]); err != nil {
 		return set, err
 	}
-	if set.TCP.TLS == nil {
-		set.TCP.TLS = group.TLS
+	if set.TLS == nil {
+		set.TLS = group.TLS
 	}
-	if set.TCP.TLS != nil && set.wire == WireGloo && o.Fabric == nil {
+	if set.TLS != nil && set.wire == WireGloo && o.Fabric == nil {
 		return set, errors.New("gloo: Options.Wire or C10D_WIRE is gloo, whose wire has no TLS: choose another wire, or no TLS")
 	}
 	if o.Fabric != nil {
@@ -354,7 +321,7 @@ func (o Options) settings(group backend.Options) (settings, error) {
 			return set, err
 		}
 	}
-	set.only = set.TCP.TLS != nil || o.AllReduce != "" || set.wire == WireNative || set.wire == WireTCP
+	set.only = set.TLS != nil || o.AllReduce != "" || set.wire == WireNative || set.wire == WireTCP
 	return set, nil
 }
 
@@ -390,13 +357,35 @@ func checkInterfaces(by string, names []string) error {
 	return nil
 }
 
-// workers returns how many collectives may run at a time.
-func (set settings) workers(s *session) int {
-	switch {
-	case s.inTurn():
-		return 1 // collectives in shared memory run in the order of the calls
-	case set.Workers > 0:
-		return set.Workers
+// CallbackRing is a name for Options.AllReduce. The tensor is cut into a block for each rank, as evenly as its elements
+// allow. All blocks go around the ring of ranks at the same time, each from another rank on. A rank sends 2(size-1)
+// messages. A step of a block begins when its message has come. Messages may come in any order: their ends meet the
+// steps that wait for them in a callback.Registry.
+const CallbackRing = run.CallbackRing
+
+// AllReduceAlgorithms returns the names that Options.AllReduce may have.
+func AllReduceAlgorithms() []string { return run.AllReduceAlgorithms() }
+
+// checkAllReduce returns why all-reduces cannot take the algorithm that o names.
+func (o Options) checkAllReduce(wire Wire) error {
+	name := o.AllReduce
+	if name == "" {
+		return nil
 	}
-	return 2 * len(s.meshes)
+	if !slices.Contains(AllReduceAlgorithms(), name) {
+		return fmt.Errorf("gloo: Options.AllReduce is %q, want one of %s, or none", name, strings.Join(AllReduceAlgorithms(), ", "))
+	}
+	var ordered []string
+	for _, a := range plan.Algorithms(plan.OpAllReduce) {
+		if a.Order == plan.RankOrder {
+			ordered = append(ordered, a.Name)
+		}
+	}
+	switch {
+	case o.Sums == SumsInRankOrder && !slices.Contains(ordered, name):
+		return fmt.Errorf("gloo: Options.AllReduce is %q, which does not add in rank order: Options.Sums needs one of %s", name, strings.Join(ordered, ", "))
+	case wire == WireGloo && o.Fabric == nil:
+		return fmt.Errorf("gloo: Options.AllReduce is %q, and Options.Wire or C10D_WIRE is gloo, whose ranks all have the segmented ring only: choose another wire", name)
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package gloo
 
 import (
+	"cmp"
 	"reflect"
 	"testing"
 
@@ -9,13 +10,13 @@ import (
 	"github.com/c10d-go/c10d/internal/testcerts"
 )
 
-// TestTCPOptionsReachTheTransport: every field of TCPOptions is a field of the transport's options,
-// with the same value.
-func TestTCPOptionsReachTheTransport(t *testing.T) {
-	o := TCPOptions{TLS: testcerts.Config(t)}
-	v := reflect.ValueOf(&o).Elem()
-	for i := range v.NumField() {
-		switch f := v.Field(i); f.Kind() {
+// TestOptionsReachTheTransport: the options of the native wire's connections are the transport's, with the same value.
+func TestOptionsReachTheTransport(t *testing.T) {
+	o := Options{TLS: testcerts.Config(t)}
+	v, names := reflect.ValueOf(&o).Elem(), map[string]string{"Address": "Host"}
+	fields := []string{"Address", "Silence", "Checksum", "TLS", "Lanes", "Congestion", "SendBuffer", "ReceiveBuffer", "Poll"}
+	for i, name := range fields {
+		switch f := v.FieldByName(name); f.Kind() {
 		case reflect.String:
 			f.SetString("text")
 		case reflect.Bool:
@@ -24,10 +25,9 @@ func TestTCPOptionsReachTheTransport(t *testing.T) {
 			f.SetInt(int64(i + 1))
 		}
 	}
-	got := reflect.ValueOf(o.options())
-	for i := range v.NumField() {
-		name := v.Type().Field(i).Name
-		require.False(t, v.Field(i).IsZero(), name)
-		require.Equal(t, v.Field(i).Interface(), got.FieldByName(name).Interface(), name)
+	got := reflect.ValueOf(o.tcp())
+	for _, name := range fields {
+		require.False(t, v.FieldByName(name).IsZero(), name)
+		require.Equal(t, v.FieldByName(name).Interface(), got.FieldByName(cmp.Or(names[name], name)).Interface(), name)
 	}
 }

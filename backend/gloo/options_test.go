@@ -3,11 +3,13 @@ package gloo_test
 import (
 	"net"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -24,7 +26,7 @@ func TestInterfaceVariable(t *testing.T) {
 		t.Setenv("GLOO_SOCKET_IFNAME", value)
 		for _, wire := range []gloo.Wire{gloo.WireAuto, gloo.WireGloo, gloo.WireNative} {
 			st := store.NewHash()
-			b, err := gloo.New(t.Context(), backend.Options{Store: st, Rank: 0, Size: 1, Timeout: gloo.GroupTimeout, Specific: gloo.Options{Wire: wire}})
+			b, err := gloo.New(t.Context(), backend.Options{Store: st, Rank: 0, Size: 1, Timeout: 15 * time.Second, Specific: gloo.Options{Wire: wire}})
 			if want == "" {
 				require.NoError(t, err, "%q", value)
 				require.NoError(t, b.Close())
@@ -41,8 +43,7 @@ func TestInterfaceVariable(t *testing.T) {
 // loopback returns the name of the loopback interface.
 func loopback(t *testing.T) string {
 	t.Helper()
-	all, err := net.Interfaces()
-	require.NoError(t, err)
+	all := must.Get(net.Interfaces())
 	for _, i := range all {
 		if i.Flags&net.FlagLoopback != 0 {
 			return i.Name
@@ -69,9 +70,8 @@ func TestBadOptions(t *testing.T) {
 	}{
 		{"interface", 0, 1, gloo.Options{Interfaces: []string{loopback(t), "nosuch"}}, `gloo: Options.Interfaces: no interface "nosuch" (there are `},
 		{"wire", 0, 1, gloo.Options{Wire: "pigeon"}, `unknown wire "pigeon"`},
-		{"copies", 0, 1, gloo.Options{Copy: "thrice"}, `"thrice"`},
 		{"sums", 0, 1, gloo.Options{Sums: "rough"}, `"rough"`},
-		{"table", 0, 1, gloo.Options{Table: t.TempDir()}, "directory"},
+		{"table", 0, 1, gloo.Options{Tuning: gloo.Tuning{Table: t.TempDir()}}, "directory"},
 		{"rank", 2, 2, gloo.Options{}, "rank 2 is not within a group of 2"},
 		{"negative rank", -1, 2, gloo.Options{}, "rank -1 is not within a group of 2"},
 		{"size", 0, 0, gloo.Options{}, "rank 0 is not within a group of 0"},
@@ -81,7 +81,7 @@ func TestBadOptions(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			st := store.NewHash()
 			defer st.Close()
-			b, err := gloo.New(t.Context(), backend.Options{Store: st, Rank: tc.rank, Size: tc.size, Timeout: gloo.GroupTimeout, Specific: tc.specific})
+			b, err := gloo.New(t.Context(), backend.Options{Store: st, Rank: tc.rank, Size: tc.size, Timeout: 15 * time.Second, Specific: tc.specific})
 			require.ErrorContains(t, err, tc.text)
 			require.Nil(t, b)
 		})

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/c10d-go/c10d/backend/gloo/internal/ask"
 	"github.com/c10d-go/c10d/backend/gloo/internal/blame"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/waiting"
@@ -21,8 +22,10 @@ type vote struct {
 	mine  [voteSize]byte
 	sends []*transport.Request
 	recvs []*transport.Request // by rank, nil for the own one
-	votes votes
 	late  sync.Once
+
+	mu    sync.Mutex
+	voted []bool // by rank
 }
 
 const (
@@ -35,7 +38,7 @@ const (
 
 // newVote is ready to hear the others.
 func newVote(m transport.Mesh) *vote {
-	v := &vote{mesh: m, recvs: make([]*transport.Request, m.Size())}
+	v := &vote{mesh: m, recvs: make([]*transport.Request, m.Size()), voted: make([]bool, m.Size())}
 	for peer := range v.recvs {
 		if peer != m.Rank() {
 			v.recvs[peer] = v.post(peer, make([]byte, voteSize), m.Recv)
@@ -75,7 +78,9 @@ func (v *vote) hear(ctx context.Context, against func(error)) error {
 		}
 		go func() {
 			err := v.wait(ctx, peer, r)
-			v.votes.add(peer)
+			v.mu.Lock()
+			v.voted[peer] = true
+			v.mu.Unlock()
 			if err == nil && r.Buf[0] != voteYes {
 				err = &dissent{peer, text(r.Buf[1:])}
 			}
@@ -142,37 +147,22 @@ func (v *vote) giveUp(ctx context.Context, peer int) {
 		return
 	}
 	now := time.Now()
-	c := blame.Call{Until: now, Latest: now.Add(blame.LeadMost)}
-	d := &due{wait: wait{Call: c}, work: new(work.Work), ctx: ctx, mesh: v.mesh}
-	d.waitsFor.Store(int64(peer))
-	d.blame = func(_ *due, why blame.Verdict) { v.mesh.Abort(faultOf(why, self, ctx.Err())) }
-	q := newInquiry(slog.New(slog.DiscardHandler), nil, false)
-	q.add(v.mesh, d)
-	q.wg.Wait()
-}
-
-// votes are the ranks that have voted.
-type votes struct {
-	mu   sync.Mutex
-	have map[int]bool
-}
-
-func (v *votes) add(rank int) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.have == nil {
-		v.have = make(map[int]bool)
-	}
-	v.have[rank] = true
+	c := blame.Call{Until: now, Latest: now.Add(4 * blame.AskFor)}
+	o := &ask.Operation{Call: c, Mesh: v.mesh, Work: new(work.Work), Ctx: ctx}
+	o.WaitsFor(peer)
+	o.Blame = func(_ *ask.Operation, why blame.Verdict) { v.mesh.Abort(why.Fault(self, ctx.Err())) }
+	q := ask.New(slog.New(slog.DiscardHandler), nil, false)
+	q.Add(v.mesh, o)
+	q.Wait()
 }
 
 // report says which ranks are connected but have not said whether they share memory.
 func (v *vote) report(context.Context) (string, []slog.Attr) {
-	v.votes.mu.Lock()
-	defer v.votes.mu.Unlock()
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	var ranks []int
 	for r := range v.recvs {
-		if r != v.mesh.Rank() && !v.votes.have[r] {
+		if r != v.mesh.Rank() && !v.voted[r] {
 			ranks = append(ranks, r)
 		}
 	}

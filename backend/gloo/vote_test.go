@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/cluster"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/internal/transport/shm"
@@ -24,12 +25,11 @@ func onMeshes(t *testing.T, size int, run func(r int, m transport.Mesh)) {
 	f := mem.NewFabric()
 	var wg sync.WaitGroup
 	for r := range size {
-		m, err := f.Join("vote", r, size)
-		require.NoError(t, err)
+		m := must.Get(f.Join("vote", r, size))
 		t.Cleanup(func() { m.Close() })
 		wg.Go(func() { run(r, m) })
 	}
-	Finish(t, "all ranks", &wg)
+	wg.Wait()
 }
 
 // TestVotes: every rank hears of every vote against, with its reason.
@@ -38,7 +38,7 @@ func TestVotes(t *testing.T) {
 	for _, against := range [][]int{nil, {0}, {2}, {0, 1}, {0, 1, 2}} {
 		t.Run(fmt.Sprint("against: ", against), func(t *testing.T) {
 			onMeshes(t, size, func(r int, m transport.Mesh) {
-				ctx, cancel := context.WithTimeout(context.Background(), GroupTimeout)
+				ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 				defer cancel()
 				var err error
 				if slices.Contains(against, r) {
@@ -91,9 +91,7 @@ func TestVotesBlameAStoppedRank(t *testing.T) {
 	f := mem.NewFabric()
 	var ms [3]transport.Mesh
 	for r := range ms {
-		var err error
-		ms[r], err = f.Join("vote", r, len(ms))
-		require.NoError(t, err)
+		ms[r] = must.Get(f.Join("vote", r, len(ms)))
 		t.Cleanup(func() { ms[r].Close() })
 	}
 	f.Freeze("vote", 2)
@@ -104,8 +102,7 @@ func TestVotesBlameAStoppedRank(t *testing.T) {
 	errs := [2]error{1: one.wait(ctx, 0, one.recvs[0])}
 	errs[0] = zero.hear(context.Background(), func(error) {})
 	for r, err := range errs {
-		var f *transport.Fault
-		require.ErrorAs(t, err, &f, "rank %d", r)
+		f := must.As[*transport.Fault](t, err, "rank %d", r)
 		require.Equal(t, transport.FaultTimeout, f.Kind)
 		require.Equal(t, 2, f.Rank, "rank %d: %v", r, f)
 	}
@@ -141,8 +138,7 @@ func TestFailedJoinOfMemory(t *testing.T) {
 			natives := make([]*native, size)
 			records := make([]record, size)
 			for r := range natives {
-				e, err := shm.NewEndpoint()
-				require.NoError(t, err)
+				e := must.Get(shm.NewEndpoint())
 				natives[r] = &native{rank: r, size: size, shm: e}
 				records[r].Shm = e.Addr()
 				t.Cleanup(natives[r].close)
@@ -156,7 +152,7 @@ func TestFailedJoinOfMemory(t *testing.T) {
 					n.all = slices.Clone(records)
 					n.all[r].Shm = "no address"
 				}
-				ctx, cancel := context.WithTimeout(context.Background(), GroupTimeout)
+				ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 				defer cancel()
 				g, err := n.share(ctx, m, cluster.New(make([]int, size), nil))
 				assert.Nil(t, g, "rank %d", r)

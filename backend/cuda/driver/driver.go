@@ -81,7 +81,7 @@ type Device interface {
 
 	// NewStream returns a stream of its own; it does not synchronise with the
 	// device's default stream.
-	NewStream(o StreamOptions) (Stream, error)
+	NewStream(o ...StreamOptions) (Stream, error)
 
 	// BorrowStream returns a Stream for one that somebody else made on this
 	// device, by the driver's own handle (a CUstream). Close does not destroy it.
@@ -90,6 +90,10 @@ type Device interface {
 	// Load returns the kernels of a PTX text (or another image that the driver
 	// takes), compiled for this device.
 	Load(image []byte) (Module, error)
+
+	// SeesWords has the answer to whether kernels of this device see what the host writes
+	// while they run. Nil means that they do.
+	SeesWords() *Once
 }
 
 // Keeper is what a Driver has that can have kernels ready before they are needed.

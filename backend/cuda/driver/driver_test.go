@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -40,8 +41,7 @@ func TestArgs(t *testing.T) {
 
 func TestHandle(t *testing.T) {
 	h := driver.MemoryHandle{Raw: [64]byte{1, 63: 2}, Owner: [16]byte{3}, UUID: [16]byte{15: 4}, ID: 5, Offset: 6, Len: 7}
-	b, err := h.MarshalBinary()
-	require.NoError(t, err)
+	b := must.Get(h.MarshalBinary())
 	require.Len(t, b, driver.MemoryHandleSize)
 	var back driver.MemoryHandle
 	require.NoError(t, back.UnmarshalBinary(b))
@@ -71,9 +71,7 @@ func FuzzHandle(f *testing.F) {
 		if h.UnmarshalBinary(b) != nil {
 			return
 		}
-		again, err := h.MarshalBinary()
-		require.NoError(t, err)
-		require.Equal(t, b, again)
+		require.Equal(t, b, must.Get(h.MarshalBinary()))
 	})
 }
 
@@ -90,8 +88,7 @@ func TestErrors(t *testing.T) {
 	}
 	err = driver.ResultError("Copy", -1, "cuMemcpyAsync", 31337, "CUDA_ERROR_NEW")
 	require.EqualError(t, err, "driver: Copy: the driver refused (cuMemcpyAsync returned 31337, CUDA_ERROR_NEW)")
-	var e *driver.Error
-	require.ErrorAs(t, fmt.Errorf("wrapped: %w", err), &e)
+	e := must.As[*driver.Error](t, fmt.Errorf("wrapped: %w", err))
 	require.Equal(t, 31337, e.Code)
 }
 

@@ -138,6 +138,10 @@ type Observer interface {
 	// HostAccess tells that the host is about to use page-locked memory. The host stops
 	// before its next call to the Driver that enqueues or stores.
 	HostAccess(what string, access ...Access)
+
+	// HostMeets tells that the host is about to meet those of other processes, for the n-th time in a group, and
+	// returns what to call when all have come.
+	HostMeets(group string, n int) (met func())
 }
 
 // HostAccess tells d, if it wants to know, that the host is about to use
@@ -146,4 +150,12 @@ func HostAccess(d Driver, what string, access ...Access) {
 	if o, ok := d.(Observer); ok {
 		o.HostAccess(what, access...)
 	}
+}
+
+// HostMeets tells d, if it wants to know, that the host is about to meet others. See Observer.
+func HostMeets(d Driver, group string, n int) (met func()) {
+	if o, ok := d.(Observer); ok {
+		return o.HostMeets(group, n)
+	}
+	return func() {}
 }

@@ -3,7 +3,7 @@ module github.com/c10d-go/c10d/backend/cuda/gorgonia
 go 1.25.0
 
 require (
-	github.com/c10d-go/c10d v0.0.0-00010101000000-000000000000
+	github.com/c10d-go/c10d v0.1.0
 	github.com/stretchr/testify v1.12.1
 	gorgonia.org/cu v0.9.6
 )

@@ -167,7 +167,7 @@ func (t *suite) host(n int) driver.HostMemory {
 
 func (t *suite) stream(v driver.Device) driver.Stream {
 	t.Helper()
-	s, err := v.NewStream(driver.StreamOptions{})
+	s, err := v.NewStream()
 	require.NoError(t, err)
 	t.keep(s)
 	return s

@@ -318,7 +318,7 @@ func testRefusedCaptures(t *suite) {
 	require.Equal(t, byte(9), t.get(s, m.Ptr(), 100)[99])
 
 	// A stream may be closed while it is captured.
-	c, err := v.NewStream(driver.StreamOptions{})
+	c, err := v.NewStream()
 	require.NoError(t, err)
 	require.NoError(t, c.(driver.Capturer).BeginCapture())
 	require.NoError(t, c.Memset(m.Ptr(), 1, 100))

@@ -295,7 +295,7 @@ func testClose(t *suite) {
 	t.refused(err, "AllocHost", driver.ErrClosed)
 	_, err = v.Alloc(10)
 	t.refused(err, "Alloc", driver.ErrClosed)
-	_, err = v.NewStream(driver.StreamOptions{})
+	_, err = v.NewStream()
 	t.refused(err, "NewStream", driver.ErrClosed)
 	_, _, err = v.MemInfo()
 	t.refused(err, "MemInfo", driver.ErrClosed)

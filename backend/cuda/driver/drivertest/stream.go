@@ -56,7 +56,7 @@ func testStreamClose(t *suite) {
 	v := t.device(0)
 	g := t.gates(1)
 	m, h := t.alloc(v, 100), t.host(100)
-	s, err := v.NewStream(driver.StreamOptions{})
+	s, err := v.NewStream()
 	require.NoError(t, err)
 	g[0].hold(t, s)
 	require.NoError(t, s.Memset(m.Ptr(), 7, 100))

@@ -12,7 +12,6 @@ type Batch struct {
 	t    *Tracker
 	ops  []operation
 	acc  []driver.Access
-	more bool     // another batch has the end of this one
 	keep bool     // Run does not end the turns
 	p    *Pending // that Run will return, if somebody has asked for it before
 
@@ -140,7 +139,8 @@ func (b *Batch) Signal(s driver.Stream, p driver.Ptr, v uint32, access ...driver
 }
 
 // Host gives the host a turn, in which it uses page-locked memory so. It returns
-// the turn's number, for Pending.Begin and End.
+// the turn's number, for Pending.Begin and End. Memory that it shares, it orders itself among the hosts and
+// devices that do: the turn comes after what this tracker has seen of it.
 func (b *Batch) Host(h *Host, access ...driver.Access) int {
 	return b.add(operation{kind: kindHost, host: h}, access...)
 }
@@ -167,11 +167,6 @@ func (b *Batch) add(o operation, access ...driver.Access) int {
 
 // Len returns the number of operations, Before and After included.
 func (b *Batch) Len() int { return len(b.ops) }
-
-// Continues says that the next batch gives every stream and host of this batch something
-// more to do. Who waits for the next batch then waits for this one, too. The Pending of
-// this batch is always done, and orders nothing.
-func (b *Batch) Continues() { b.more = true }
 
 // KeepTurns says that a failed Run leaves the host's turns as they are. The caller can then tell
 // others first, and calls Pending.Abort afterwards.
@@ -227,11 +222,7 @@ func (b *Batch) run(p *Pending) error {
 	}
 	t.trim()
 	b.plan()
-	p.more = b.more
 	err := b.issue(p)
-	if err != nil {
-		p.more = false // nothing follows
-	}
 	for _, l := range t.lanes {
 		p.calls = max(p.calls, l.calls)
 	}
@@ -279,6 +270,6 @@ func (b *Batch) free() {
 		b.ops[i] = operation{}
 	}
 	b.ops, b.acc, b.waits, b.clocks, b.tails = b.ops[:0], b.acc[:0], b.waits[:0], b.clocks[:0], b.tails[:0]
-	b.more, b.keep, b.p = false, false, nil
+	b.keep, b.p = false, nil
 	b.t.batches = append(b.t.batches, b)
 }

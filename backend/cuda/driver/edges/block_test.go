@@ -3,12 +3,12 @@ package edges_test
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // full is a stream without room: Record and Wait block until room is closed.
@@ -37,21 +37,6 @@ func (f *full) Wait(e driver.Event) error {
 	return f.Stream.Wait(e)
 }
 
-// soon fails the test if f has not returned after a while.
-func soon(t *testing.T, what string, f func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f()
-	}()
-	select {
-	case <-done:
-	case <-time.After(20 * time.Second):
-		t.Fatalf("%s is blocked", what)
-	}
-}
-
 // TestFullStream runs a batch whose caller's stream has no room. Meanwhile an earlier
 // batch, for which that stream waits, can be asked, taken its turn, and aborted.
 func TestFullStream(t *testing.T) {
@@ -66,9 +51,7 @@ func TestFullStream(t *testing.T) {
 		b.Copy(s, staging.Ptr(), x, n)
 		turn := b.Host(line, driver.Writes(staging.Ptr(), n))
 		b.Copy(s, x, staging.Ptr(), n)
-		p, err := b.Run()
-		require.NoError(t, err)
-		return p, turn
+		return must.Get(b.Run()), turn
 	}
 	r.must(s.Memset(x, 1, n))
 	first, turn := enqueue()
@@ -89,7 +72,7 @@ func TestFullStream(t *testing.T) {
 		}
 	}()
 	<-caller.blocked
-	soon(t, "an earlier batch", func() {
+	must.End(t, "an earlier batch", func() {
 		r.must(first.Begin(r.ctx, turn))
 		first.End(turn)
 		r.must(first.Sync(r.ctx))
@@ -153,7 +136,7 @@ func TestOrderDuringSync(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- p.Sync(r.ctx) }()
 	<-s.begun
-	soon(t, "Order", func() { r.must(p.Order(unwrapping{other})) })
+	must.End(t, "Order", func() { r.must(p.Order(unwrapping{other})) })
 	ordered := make(chan error)
 	p.Retain()
 	go func() {
@@ -162,7 +145,7 @@ func TestOrderDuringSync(t *testing.T) {
 		ordered <- err
 	}()
 	<-busy.blocked
-	soon(t, "Done", func() {
+	must.End(t, "Done", func() {
 		done, err := p.Done()
 		r.must(err)
 		require.False(t, done)
@@ -203,11 +186,9 @@ func TestForgottenStreams(t *testing.T) {
 			}
 		}
 		b.After(caller, driver.Writes(at, n))
-		p, err := b.Run()
-		require.NoError(t, err)
+		p := must.Get(b.Run())
 		if i := rng.IntN(2 * len(streams)); i < len(streams) {
-			e, err := streams[i].Record()
-			require.NoError(t, err)
+			e := must.Get(streams[i].Record())
 			require.NoError(t, e.Sync(r.ctx))
 			e.Release()
 			r.t.Forget(streams[i])
@@ -234,24 +215,18 @@ func TestClaim(t *testing.T) {
 		r.must(caller.Memset(x, 1, n))
 		b := r.t.Batch()
 		b.Memset(s, y, 2, n)
-		first, err := b.Run()
-		require.NoError(t, err)
-		line, err := r.t.Host("host")
-		require.NoError(t, err)
+		first := must.Get(b.Run())
+		line := must.Get(r.t.Host("host"))
 		b = r.t.Batch()
 		b.Before(caller, driver.Writes(x, n))
 		turn := b.Claim(line, driver.Writes(x, n), driver.Reads(y, n))
-		p, err := b.Run()
-		require.NoError(t, err)
+		p := must.Get(b.Run())
 		b = r.t.Batch()
 		b.Copy(s, y, x, n)
-		later, err := b.Run()
-		require.NoError(t, err)
+		later := must.Get(b.Run())
 		r.must(p.Order(after))
 		r.must(after.Copy(out.Ptr(), x, n))
-		done, err := p.Done()
-		require.NoError(t, err)
-		require.False(t, done)
+		require.False(t, must.Get(p.Done()))
 		ctx, cancel := context.WithCancel(r.ctx)
 		cancel()
 		require.ErrorIs(t, p.Begin(ctx, turn), context.Canceled, "the caller's stream waits")
@@ -262,8 +237,7 @@ func TestClaim(t *testing.T) {
 			gate.Store32(0, 1)
 			r.must(p.Begin(r.ctx, turn))
 			r.must(own.Copy(x, y, n))
-			e, err := own.Record()
-			require.NoError(t, err)
+			e := must.Get(own.Record())
 			r.must(e.Sync(r.ctx))
 			e.Release()
 			p.End(turn)

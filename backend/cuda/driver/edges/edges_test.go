@@ -13,6 +13,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -134,11 +135,6 @@ func TestEdges(t *testing.T) {
 			b.Signal(w.s[1], w.p+96, 1, driver.Writes(w.p, 50)) // after the copy
 			b.Memset(w.s[0], w.p, 1, 50)
 		}}, "0>1 1>2"},
-		"a batch that continues": {[]func(*world, *edges.Batch){
-			func(w *world, b *edges.Batch) { b.Memset(w.s[0], w.x, 1, n); b.Continues() },
-			func(w *world, b *edges.Batch) { b.Memset(w.s[0], w.y, 1, n) },
-			func(w *world, b *edges.Batch) { b.Copy(w.s[1], w.p, w.y, n) },
-		}, "||->0"},
 		"nothing": {[]func(*world, *edges.Batch){func(w *world, b *edges.Batch) {
 			b.Copy(w.s[0], w.x, w.y, 0)
 			b.Memset(w.s[1], w.x, 1, 0)
@@ -153,9 +149,7 @@ func TestEdges(t *testing.T) {
 			w.x, w.y = w.alloc(0, n), w.alloc(0, n)
 			h := w.host(n)
 			w.p = h.Ptr()
-			var err error
-			w.h, err = w.t.Host("h")
-			require.NoError(t, err)
+			w.h = must.Get(w.t.Host("h"))
 			var batches []string
 			var found []string
 			w.t.Trace = func(e edges.Edge) {
@@ -175,8 +169,7 @@ func TestEdges(t *testing.T) {
 				f(w, b)
 				ops := b.Len()
 				found = nil
-				p, err := b.Run()
-				require.NoError(t, err)
+				p := must.Get(b.Run())
 				pendings = append(pendings, p)
 				batches = append(batches, strings.Join(found, " "))
 				if name == "words of others" {
@@ -191,9 +184,7 @@ func TestEdges(t *testing.T) {
 			require.Equal(t, c.want, strings.Join(batches, "|"))
 			for _, p := range pendings {
 				require.NoError(t, p.Sync(w.ctx))
-				ok, err := p.Done()
-				require.NoError(t, err)
-				require.True(t, ok)
+				require.True(t, must.Get(p.Done()))
 				p.Release()
 			}
 			require.NoError(t, w.m.Settle(w.ctx))
@@ -206,8 +197,7 @@ func TestEdges(t *testing.T) {
 func TestTurns(t *testing.T) {
 	r := newRig(t, 1, 1)
 	s, x, h := r.stream(0, "s"), r.alloc(0, 100), r.host(100)
-	line, err := r.t.Host("worker")
-	require.NoError(t, err)
+	line := must.Get(r.t.Host("worker"))
 	batch := func() (*edges.Pending, []int) {
 		b := r.t.Batch()
 		var turns []int
@@ -220,9 +210,7 @@ func TestTurns(t *testing.T) {
 			turns = append(turns, b.Host(line, driver.Writes(h.Ptr()+at, 10)))
 			b.Copy(s, x+at, h.Ptr()+at, 10)
 		}
-		p, err := b.Run()
-		require.NoError(t, err)
-		return p, turns
+		return must.Get(b.Run()), turns
 	}
 	p, turns := batch()
 	for _, i := range []int{1, 0, 2} {
@@ -231,10 +219,8 @@ func TestTurns(t *testing.T) {
 	p.End(turns[2])
 	p.End(turns[1])
 	p.End(turns[1])
-	var stuck *sim.Stuck
-	require.ErrorAs(t, r.m.Quiesce(r.ctx), &stuck, "the first turn has not ended")
-	done, err := p.Done()
-	require.NoError(t, err)
+	stuck := must.As[*sim.Stuck](t, r.m.Quiesce(r.ctx), "the first turn has not ended")
+	done := must.Get(p.Done())
 	require.False(t, done)
 	p.End(turns[0])
 	require.NoError(t, p.Sync(r.ctx))
@@ -247,8 +233,7 @@ func TestTurns(t *testing.T) {
 	two, turns2 := batch()
 	two.Abort()
 	require.ErrorAs(t, r.m.Quiesce(r.ctx), &stuck)
-	done, err = one.Done()
-	require.NoError(t, err)
+	done = must.Get(one.Done())
 	require.False(t, done)
 	for _, turn := range turns1 {
 		require.NoError(t, one.Begin(r.ctx, turn))
@@ -266,7 +251,7 @@ func TestTurns(t *testing.T) {
 	p, turns = batch()
 	ctx, cancel := context.WithCancel(r.ctx)
 	cancel()
-	err = p.Begin(ctx, turns[0])
+	err := p.Begin(ctx, turns[0])
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "edges: worker waits for s")
 	require.ErrorIs(t, p.Sync(ctx), context.Canceled)
@@ -286,13 +271,11 @@ func TestOrder(t *testing.T) {
 		batch := r.t.Batch()
 		batch.Memset(a, x, 1, 100)
 		batch.Memset(b, y, 2, 100)
-		p, err := batch.Run()
-		require.NoError(t, err)
+		p := must.Get(batch.Run())
 		require.NoError(t, p.Order(caller))
 		require.NoError(t, caller.Copy(out.Ptr(), x, 100))
 		require.NoError(t, caller.Copy(out.Ptr()+100, y, 100))
-		e, err := caller.Record()
-		require.NoError(t, err)
+		e := must.Get(caller.Record())
 		require.NoError(t, e.Sync(r.ctx))
 		e.Release()
 		require.Equal(t, []byte{1, 2}, out.Bytes()[99:101])
@@ -303,69 +286,13 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestContinues has a batch continue another one. The first one records no end of its
-// own: the second one's is the end of both. The first one's Done and Sync do not make
-// the tracker forget it.
-func TestContinues(t *testing.T) {
-	r := newRig(t, 1, 0)
-	s, later, x, y := r.stream(0, "s"), r.stream(0, "later"), r.alloc(0, 10), r.alloc(0, 10)
-	gate := r.host(4)
-	require.NoError(t, s.WaitValue(gate.Ptr(), 1, driver.Equal))
-	records := 0
-	r.m.Skip(func(c sim.Call) bool {
-		if c.Name == "Record" {
-			records++
-		}
-		return false
-	})
-	b := r.t.Batch()
-	b.Memset(s, x, 1, 10)
-	b.Continues()
-	first, err := b.Run()
-	require.NoError(t, err)
-	require.Zero(t, records)
-	done, err := first.Done()
-	require.NoError(t, err)
-	require.True(t, done, "it has no end of its own")
-
-	b = r.t.Batch()
-	b.Memset(s, y, 1, 10)
-	last, err := b.Run()
-	require.NoError(t, err)
-	require.Equal(t, 1, records)
-	done, err = last.Done()
-	require.NoError(t, err)
-	require.False(t, done)
-
-	var found []edges.Edge
-	r.t.Trace = func(e edges.Edge) { found = append(found, e) }
-	b = r.t.Batch()
-	b.Memset(later, x, 2, 10)
-	third, err := b.Run()
-	require.NoError(t, err)
-	require.Len(t, found, 1, "the first memset has not ended")
-	require.NoError(t, first.Order(later))
-	first.Release()
-	gate.Store32(0, 1)
-	require.NoError(t, last.Sync(r.ctx))
-	last.Release()
-	require.NoError(t, third.Sync(r.ctx))
-	third.Release()
-	b = r.t.Batch()
-	b.Copy(s, y, x, 10)
-	r.run(b)
-	require.Len(t, found, 1, "now all have")
-	require.NoError(t, r.close())
-}
-
 // TestKeepTurns holds that the host's turns of a batch that fails end at once, or when
 // Abort is called if they are to be kept.
 func TestKeepTurns(t *testing.T) {
 	for _, keep := range []bool{false, true} {
 		r := newRigOf(t, sim.Config{Devices: 1, Quiet: true})
 		down, up, x, h := r.stream(0, "down"), r.stream(0, "up"), r.alloc(0, 10), r.host(10)
-		line, err := r.t.Host("host")
-		require.NoError(t, err)
+		line := must.Get(r.t.Host("host"))
 		b := r.t.Batch()
 		if keep {
 			b.KeepTurns()
@@ -385,8 +312,7 @@ func TestKeepTurns(t *testing.T) {
 		require.NotNil(t, p)
 		r.m.Inject(nil)
 		if keep {
-			var stuck *sim.Stuck
-			require.ErrorAs(t, r.m.Quiesce(r.ctx), &stuck, "the stream waits for the host")
+			must.As[*sim.Stuck](t, r.m.Quiesce(r.ctx), "the stream waits for the host")
 			p.Abort()
 		}
 		require.NoError(t, p.Sync(r.ctx))
@@ -419,8 +345,7 @@ func TestAfterFailure(t *testing.T) {
 				b := r.t.Batch()
 				b.Memset(first, x, 1, 10)
 				if batches == 2 {
-					p, err := b.Run()
-					require.NoError(t, err)
+					p := must.Get(b.Run())
 					all, b = append(all, p), r.t.Batch()
 				}
 				if !c.late {
@@ -442,8 +367,7 @@ func TestAfterFailure(t *testing.T) {
 				}
 				b = r.t.Batch()
 				b.Copy(second, z, x, 10)
-				p, err = b.Run()
-				require.NoError(t, err)
+				p = must.Get(b.Run())
 				for _, p := range append(all, p) {
 					require.NoError(t, p.Sync(r.ctx))
 					p.Release()
@@ -460,19 +384,16 @@ func TestManyHosts(t *testing.T) {
 	tr := edges.New(nobody{})
 	var all []*edges.Pending
 	for i := range n {
-		h, err := tr.Host("message")
-		require.NoError(t, err)
+		h := must.Get(tr.Host("message"))
 		b := tr.Batch()
 		b.Claim(h, driver.Writes(driver.Ptr(1<<30+64*i), 64))
-		p, err := b.Run()
-		require.NoError(t, err)
+		p := must.Get(b.Run())
 		all = append(all, p)
 	}
 	s := &nothing{id: 1}
 	b := tr.Batch()
 	b.Memset(s, 1<<20, 0, 64)
-	p, err := b.Run()
-	require.NoError(t, err)
+	p := must.Get(b.Run())
 	p.Release()
 	require.Less(t, edges.Clocks(b), 10*n)
 	for _, p := range all {
@@ -489,20 +410,17 @@ func TestStreams(t *testing.T) {
 	var found []edges.Edge
 	r.t.Trace = func(e edges.Edge) { found = append(found, e) }
 	s, x := r.stream(0, "s"), r.alloc(0, 10)
-	borrowed, err := r.devices[0].BorrowStream(s.Handle())
-	require.NoError(t, err)
+	borrowed := must.Get(r.devices[0].BorrowStream(s.Handle()))
 	b := r.t.Batch()
 	b.Memset(s, x, 1, 10)
 	b.Memset(borrowed, x, 1, 10)
 	r.run(b)
 	require.Empty(t, found)
 
-	short, err := r.devices[0].NewStream(driver.StreamOptions{})
-	require.NoError(t, err)
+	short := must.Get(r.devices[0].NewStream())
 	b = r.t.Batch()
 	b.Memset(short, x, 1, 10)
-	p, err := b.Run()
-	require.NoError(t, err)
+	p := must.Get(b.Run())
 	require.NoError(t, p.Sync(r.ctx))
 	p.Release()
 	r.t.Forget(short)
@@ -541,10 +459,8 @@ func TestRefused(t *testing.T) {
 	}
 	require.NoError(t, other.Close())
 	require.NoError(t, other.Close())
-	_, err = other.Host("late")
-	require.ErrorIs(t, err, driver.ErrClosed)
-	_, err = other.Batch().Run()
-	require.ErrorIs(t, err, driver.ErrClosed)
+	require.ErrorIs(t, must.Err(other.Host("late")), driver.ErrClosed)
+	require.ErrorIs(t, must.Err(other.Batch().Run()), driver.ErrClosed)
 	require.NoError(t, r.close())
 }
 
@@ -629,20 +545,6 @@ func TestAllocs(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(100, run))
 }
 
-// BenchmarkChunks has one operation of the batch as its unit.
-func BenchmarkChunks(b *testing.B) {
-	for _, n := range []int{1, 16, 256} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			run := chunks(b, n)
-			b.ReportAllocs()
-			for b.Loop() {
-				run()
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(3*n), "ns/operation")
-		})
-	}
-}
-
 // TestGoroutines lets many goroutines use one tracker and the same streams, each
 // with memory and a host of its own.
 func TestGoroutines(t *testing.T) {
@@ -705,22 +607,18 @@ func TestPast(t *testing.T) {
 	x, gate := r.alloc(0, 10), r.host(4)
 	gate.Store32(0, 0)
 	require.NoError(t, caller.Memset(x, 1, 10))
-	e, err := caller.Record()
-	require.NoError(t, err)
-	unused, err := other.Record()
-	require.NoError(t, err)
+	e := must.Get(caller.Record())
+	unused := must.Get(other.Record())
 	require.NoError(t, caller.WaitValue(gate.Ptr(), 1, driver.Equal))
 	b := r.t.Batch()
 	b.Past(caller, e, driver.Writes(x, 10))
 	b.Past(other, unused, driver.Writes(x+10, 10)) // Run releases it
 	b.Memset(s, x, 2, 10)
-	p, err := b.Run()
-	require.NoError(t, err)
+	p := must.Get(b.Run())
 	require.NoError(t, p.Sync(r.ctx), "it waits for what came after the event")
 	p.Release()
 	gate.Store32(0, 1)
-	var released *sim.Unused
-	require.ErrorAs(t, r.close(), &released, "nobody has waited for it")
+	must.As[*sim.Unused](t, r.close(), "nobody has waited for it")
 }
 
 // TestMark makes a stream wait for work that is enqueued later, or never.
@@ -729,15 +627,11 @@ func TestMark(t *testing.T) {
 		r := newRig(t, 1, 1)
 		s, caller, x := r.stream(0, "s"), r.stream(0, "caller"), r.alloc(0, 10)
 		for range 100 { // words are used again
-			m, err := r.t.Mark()
-			require.NoError(t, err)
+			m := must.Get(r.t.Mark())
 			require.NoError(t, m.Order(caller))
 			require.NoError(t, caller.Memset(x, 1, 10))
-			e, err := caller.Record()
-			require.NoError(t, err)
-			done, err := e.Done()
-			require.NoError(t, err)
-			require.False(t, done)
+			e := must.Get(caller.Record())
+			require.False(t, must.Get(e.Done()))
 			if enqueued {
 				b := r.t.Batch()
 				b.Memset(s, x, 2, 10)

@@ -3,11 +3,8 @@ package edges_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
 	"time"
 
@@ -17,18 +14,9 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 )
-
-var seeds = flag.Int("seeds", seedsOr(40), "how many seeds the random tests run with; the default is C10D_SEEDS, if that is set")
-
-// seedsOr returns the number of seeds that the environment asks for, for runs of
-// many packages, or n.
-func seedsOr(n int) int {
-	if k, err := strconv.Atoi(os.Getenv("C10D_SEEDS")); err == nil && k > 0 {
-		return k
-	}
-	return n
-}
 
 // mutationSeeds is how many runs without a call may be in order by luck.
 const mutationSeeds = 400
@@ -69,26 +57,22 @@ func newRig(tb testing.TB, devices int, seed uint64) *rig {
 
 func newRigOf(tb testing.TB, c sim.Config) *rig {
 	c.Kernels = map[string]sim.Kernel{"mix": mix}
-	d, err := sim.Open(c)
-	require.NoError(tb, err)
+	d := must.Get(sim.Open(c))
 	devices := c.Devices
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	tb.Cleanup(cancel)
 	r := &rig{TB: tb, ctx: ctx, m: d.Machine(), d: d, t: edges.New(d)}
 	for i := range devices {
-		v, err := d.Device(i)
-		require.NoError(tb, err)
+		v := must.Get(d.Device(i))
 		r.devices = append(r.devices, v)
 		for j := range devices {
 			if i != j {
 				require.NoError(tb, v.EnablePeer(j))
 			}
 		}
-		mod, err := v.Load(sim.Image("mix"))
-		require.NoError(tb, err)
+		mod := must.Get(v.Load(sim.Image("mix")))
 		r.closers = append(r.closers, mod)
-		f, err := mod.Function("mix")
-		require.NoError(tb, err)
+		f := must.Get(mod.Function("mix"))
 		r.mix = append(r.mix, f)
 	}
 	return r
@@ -158,8 +142,7 @@ func (r *rig) close() error {
 // run runs a batch and waits for it.
 func (r *rig) run(b *edges.Batch) {
 	r.Helper()
-	p, err := b.Run()
-	require.NoError(r, err)
+	p := must.Get(b.Run())
 	require.NoError(r, p.Sync(r.ctx))
 	p.Release()
 }
@@ -195,8 +178,7 @@ func (r *rig) settle() error {
 // bytes returns what is at p.
 func (r *rig) bytes(s driver.Stream, p driver.Ptr, n int) []byte {
 	r.Helper()
-	h, err := r.d.AllocHost(n)
-	require.NoError(r, err)
+	h := must.Get(r.d.AllocHost(n))
 	b := r.t.Batch()
 	b.Copy(s, h.Ptr(), p, n)
 	r.run(b)
@@ -217,10 +199,7 @@ func random(tb testing.TB, seed uint64) *rand.Rand {
 
 // eachSeed runs f with the seeds, with fewer if it takes that much longer.
 func eachSeed(t *testing.T, longer int, f func(t *testing.T, seed uint64)) {
-	n := *seeds / longer
-	if testing.Short() {
-		n = min(n, 5)
-	}
+	n := max(testsize.Of(5, 8, 40)/longer, 2)
 	for seed := range uint64(n) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { f(t, seed) })
 	}

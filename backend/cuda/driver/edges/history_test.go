@@ -1,7 +1,6 @@
 package edges_test
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 
@@ -9,6 +8,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestHistory compares what a history remembers with a list of uses for each byte.
@@ -36,8 +36,7 @@ func TestHistory(t *testing.T) {
 				}
 			}
 			require.Equal(t, want, h.Conflicts(a), "%v", a)
-			n, err := h.Segments()
-			require.NoError(t, err)
+			n := must.Get(h.Segments())
 			most = max(most, n)
 		}
 		remember := func(a driver.Access, lo, hi int, u edges.Use) {
@@ -81,31 +80,4 @@ func TestHistory(t *testing.T) {
 		}
 		require.Greater(t, most, 500, "segments")
 	})
-}
-
-// BenchmarkApart has a byte of a tensor whose elements lie apart as its unit: two streams use it
-// in turn.
-func BenchmarkApart(b *testing.B) {
-	for _, n := range []int{1000, 10_000, 100_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			r := newRig(b, 1, 1)
-			streams := []driver.Stream{r.stream(0, "s0"), r.stream(0, "s1")}
-			access := make([]driver.Access, n)
-			for i := range access {
-				access[i] = driver.Writes(driver.Ptr(1<<40+2*uint64(i*7919%n)), 1)
-			}
-			for b.Loop() {
-				q := r.t.Batch()
-				for _, s := range streams {
-					q.After(s, access...)
-					q.Before(s, access...)
-				}
-				p, err := q.Run()
-				require.NoError(b, err)
-				p.Release()
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(4*n), "ns/access")
-			require.NoError(b, r.close())
-		})
-	}
 }

@@ -135,7 +135,11 @@ func (b *Batch) turn(p *Pending, i int) {
 		p.needs = append(p.needs, n)
 	}
 	first := len(p.accesses)
-	p.accesses = append(p.accesses, b.acc[o.from:o.to]...)
+	for _, a := range b.acc[o.from:o.to] {
+		if a.Mode != driver.Shared {
+			p.accesses = append(p.accesses, a)
+		}
+	}
 	o.lane.signals++
 	o.signal = o.lane.signals
 	if o.kind == kindClaim {

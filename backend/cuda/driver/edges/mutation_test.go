@@ -14,11 +14,18 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // program is run by one goroutine, so that its calls come in the same order each
 // time. It returns what it noticed itself; the simulator may notice more.
 type program func(r *rig) error
+
+// on runs a program. Its error is what it returns or gives to must.
+func (p program) on(r *rig) (err error) {
+	defer must.Catch(&err)
+	return p(r)
+}
 
 // broadcast sends what a caller's stream has made on one device to n devices, as
 // a binomial tree that starts at the root. Each device has a caller's stream that
@@ -31,9 +38,7 @@ func broadcast(n, root, size int) program {
 			callers[i], streams[i] = r.stream(i, fmt.Sprint("caller", i)), r.stream(i, fmt.Sprint("s", i))
 			bufs[i] = r.alloc(i, size)
 			// What the caller still does with the buffer when it calls.
-			if err := callers[i].Memset(bufs[i], byte(100+i), size); err != nil {
-				return err
-			}
+			must.Do(callers[i].Memset(bufs[i], byte(100+i), size))
 		}
 		b := r.t.Batch()
 		for i := range n {
@@ -48,37 +53,23 @@ func broadcast(n, root, size int) program {
 		for i := range n {
 			b.After(callers[i], driver.Writes(bufs[i], size))
 		}
-		p, err := r.enqueue(b)
-		if err != nil {
-			return err
-		}
+		p := must.Get(r.enqueue(b))
 		defer p.Release()
 		out := r.host(n * size)
 		for i := range n {
-			if err := callers[i].Copy(out.Ptr()+driver.Ptr(i*size), bufs[i], size); err != nil {
-				return err
-			}
-			if err := callers[i].Memset(bufs[i], 0, size); err != nil {
-				return err
-			}
+			must.Do(callers[i].Copy(out.Ptr()+driver.Ptr(i*size), bufs[i], size))
+			must.Do(callers[i].Memset(bufs[i], 0, size))
 		}
 		var ends []driver.Event
 		for i := range n {
-			e, err := callers[i].Record()
-			if err != nil {
-				return err
-			}
+			e := must.Get(callers[i].Record())
 			defer e.Release()
 			ends = append(ends, e)
 		}
 		for _, e := range ends {
-			if err := e.Sync(r.ctx); err != nil {
-				return err
-			}
+			must.Do(e.Sync(r.ctx))
 		}
-		if _, err := p.Done(); err != nil {
-			return err
-		}
+		must.Get(p.Done())
 		driver.HostAccess(r.d, "comparing", driver.Reads(out.Ptr(), out.Len()))
 		if !bytes.Equal(out.Bytes(), bytes.Repeat([]byte{byte(100 + root)}, n*size)) {
 			return errors.New("wrong bytes")
@@ -95,13 +86,8 @@ func pipeline(chunks, slots int) program {
 		caller, down, up := r.stream(0, "caller"), r.stream(0, "down"), r.stream(0, "up")
 		data := r.alloc(0, chunk*chunks)
 		staging := r.host(chunk * slots)
-		line, err := r.t.Host("host")
-		if err != nil {
-			return err
-		}
-		if err := caller.Memset(data, 1, chunk*chunks); err != nil {
-			return err
-		}
+		line := must.Get(r.t.Host("host"))
+		must.Do(caller.Memset(data, 1, chunk*chunks))
 		b := r.t.Batch()
 		b.Before(caller, driver.Writes(data, chunk*chunks))
 		turns := make([]int, chunks)
@@ -112,20 +98,12 @@ func pipeline(chunks, slots int) program {
 			b.Copy(up, part, slot, chunk)
 		}
 		b.After(caller, driver.Writes(data, chunk*chunks))
-		p, err := r.enqueue(b)
-		if err != nil {
-			return err
-		}
+		p := must.Get(r.enqueue(b))
 		defer p.Release()
 		defer p.Abort()
 		out := r.host(chunk * chunks)
-		if err := caller.Copy(out.Ptr(), data, chunk*chunks); err != nil {
-			return err
-		}
-		e, err := caller.Record()
-		if err != nil {
-			return err
-		}
+		must.Do(caller.Copy(out.Ptr(), data, chunk*chunks))
+		e := must.Get(caller.Record())
 		defer e.Release()
 		ended, end := context.WithCancel(r.ctx)
 		end()
@@ -150,9 +128,7 @@ func pipeline(chunks, slots int) program {
 			p.Abort()
 			return err
 		}
-		if err := errors.Join(e.Sync(r.ctx), p.Sync(r.ctx)); err != nil {
-			return err
-		}
+		must.Do(errors.Join(e.Sync(r.ctx), p.Sync(r.ctx)))
 		driver.HostAccess(r.d, "comparing", driver.Reads(out.Ptr(), out.Len()))
 		for i, x := range out.Bytes() {
 			if want := byte(2 + i/chunk); x != want {
@@ -196,16 +172,11 @@ func anything(seed uint64, batches int) program {
 			for range 10 {
 				random1(r, rng, b, streams, piece)
 			}
-			p, err := r.enqueue(b)
-			if err != nil {
-				return err
-			}
+			p := must.Get(r.enqueue(b))
 			pending = append(pending, p)
 		}
 		for _, p := range slices.Backward(pending) {
-			if err := p.Sync(r.ctx); err != nil {
-				return err
-			}
+			must.Do(p.Sync(r.ctx))
 		}
 		return nil
 	}
@@ -220,7 +191,7 @@ func mutate(t *testing.T, devices int, run program, names ...string) {
 		calls = append(calls, c)
 		return false
 	})
-	require.NoError(t, run(r))
+	require.NoError(t, run.on(r))
 	require.NoError(t, r.close(), "the program itself")
 	tried := 0
 	for _, c := range calls {
@@ -230,9 +201,8 @@ func mutate(t *testing.T, devices int, run program, names ...string) {
 		tried++
 		r := newRigOf(t, sim.Config{Devices: devices, Seed: uint64(c.N), Quiet: true})
 		r.m.Skip(func(o sim.Call) bool { return o.N == c.N })
-		err := run(r)
-		err = errors.Join(err, r.close())
-		require.Error(t, err, "nobody noticed that %v was left out", c)
+		err := run.on(r)
+		require.Error(t, errors.Join(err, r.close()), "nobody noticed that %v was left out", c)
 	}
 	require.True(t, tried > 0 || devices == 1)
 	t.Logf("%d of %d calls were left out, and each was missed", tried, len(calls))
@@ -277,7 +247,7 @@ func TestT2(t *testing.T) {
 						}
 						return false
 					})
-					require.NoError(t, broadcast(n, root, size)(r), "%d devices, root %d", n, root)
+					require.NoError(t, broadcast(n, root, size).on(r), "%d devices, root %d", n, root)
 					require.Equal(t, n-1+n, copies, "n-1, and n to look at the result")
 					require.NoError(t, r.close(), "%d devices, root %d", n, root)
 				}
@@ -307,7 +277,7 @@ func TestT7(t *testing.T) {
 					failed = failed || err != nil
 					return err
 				})
-				err := safely(func() error { return c.run(r) })
+				err := safely(func() error { return c.run.on(r) })
 				r.m.Inject(nil)
 				if !failed {
 					require.NoError(t, err)

@@ -19,8 +19,6 @@ type Pending struct {
 	lanes []laneEnd
 	calls int
 
-	more bool // the next one has the end
-
 	mu     sync.Mutex // not held while somebody waits; taken before the tracker's mu
 	uses   int
 	issued bool  // Run has returned: there are no more turns
@@ -346,7 +344,7 @@ func (p *Pending) Sync(ctx context.Context) error {
 
 // finish tells the tracker that the batch has ended; the caller holds p.mu.
 func (p *Pending) finish() {
-	if p.done || p.more || p.err != nil {
+	if p.done || p.err != nil {
 		return
 	}
 	p.done = true
@@ -384,7 +382,7 @@ func (p *Pending) Release() {
 	clear(p.ends)
 	clear(p.lanes)
 	p.events, p.turns, p.needs, p.ends, p.lanes, p.accesses = p.events[:0], p.turns[:0], p.needs[:0], p.ends[:0], p.lanes[:0], p.accesses[:0]
-	p.passed, p.calls, p.more, p.done, p.err, p.issued, p.wrong = 0, 0, false, false, nil, false, nil
+	p.passed, p.calls, p.done, p.err, p.issued, p.wrong = 0, 0, false, nil, false, nil
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()
 	p.t.pending = append(p.t.pending, p)

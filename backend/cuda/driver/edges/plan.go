@@ -73,9 +73,7 @@ func (b *Batch) plan() {
 			t.hist.add(a, use{lane: l.id, index: o.index, alone: in})
 		}
 	}
-	if !b.more {
-		b.sinks()
-	}
+	b.sinks()
 }
 
 // wait finds what an operation has to wait for. That is the last operation of each lane that it

@@ -11,6 +11,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // buffer is memory of a random program, and what a program that does one thing
@@ -72,9 +73,7 @@ func runRandom(r *rig, rng *rand.Rand, batches, length int) {
 	jobs := make([]chan job, 2)
 	errs := make([]error, 2)
 	for i := range lines {
-		var err error
-		lines[i], err = r.t.Host(fmt.Sprint("h", i))
-		require.NoError(r, err)
+		lines[i] = must.Get(r.t.Host(fmt.Sprint("h", i)))
 		jobs[i] = make(chan job, batches*length)
 		workers.Go(func() {
 			for j := range jobs[i] {
@@ -98,8 +97,7 @@ func runRandom(r *rig, rng *rand.Rand, batches, length int) {
 			x, lo, hi := piece()
 			b := r.t.Batch()
 			b.After(caller, driver.Writes(x.ptr+driver.Ptr(lo), hi-lo))
-			p, err := b.Run()
-			require.NoError(r, err)
+			p := must.Get(b.Run())
 			require.NoError(r, p.Sync(r.ctx), "nothing to wait for")
 			p.Release()
 			v := byte(rng.Uint32())
@@ -118,8 +116,7 @@ func runRandom(r *rig, rng *rand.Rand, batches, length int) {
 			}
 			b.Copy(streams[0], y.ptr, x.ptr, n)
 			copy(y.want, x.want)
-			p, err = b.Run()
-			require.NoError(r, err)
+			p = must.Get(b.Run())
 			pendings = append(pendings, p)
 		}
 		b := r.t.Batch()
@@ -142,15 +139,13 @@ func runRandom(r *rig, rng *rand.Rand, batches, length int) {
 				jobs[line] <- job{p, turn, func() { change(x.host.Bytes(), y.host.Bytes()) }}
 			})
 		}
-		p, err := b.Run()
-		require.NoError(r, err)
+		p := must.Get(b.Run())
 		for _, f := range turns {
 			f(p)
 		}
 		pendings = append(pendings, p)
 		if rng.IntN(3) == 0 {
-			_, err := pendings[rng.IntN(len(pendings))].Done()
-			require.NoError(r, err)
+			must.Get(pendings[rng.IntN(len(pendings))].Done())
 		}
 	}
 	for i := range jobs {
@@ -164,8 +159,7 @@ func runRandom(r *rig, rng *rand.Rand, batches, length int) {
 		require.NoError(r, p.Sync(r.ctx))
 		p.Release()
 	}
-	end, err := caller.Record()
-	require.NoError(r, err)
+	end := must.Get(caller.Record())
 	require.NoError(r, end.Sync(r.ctx))
 	end.Release()
 	for i, b := range all {

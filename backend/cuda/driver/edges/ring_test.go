@@ -11,6 +11,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // rank is one process of a ring all-reduce on device memory.
@@ -49,32 +50,29 @@ func ring(tb testing.TB, m *sim.Machine, world, chunk int) error {
 		require.NoError(r, err)
 		k := &rank{d: d, t: edges.New(d)}
 		ranks[i] = k
-		must := func(c interface{ Close() error }, err error) {
+		keep := func(c interface{ Close() error }, err error) {
 			require.NoError(r, err)
 			k.closers = append(k.closers, c)
 		}
-		k.v, err = d.Device(i)
-		require.NoError(r, err)
+		k.v = must.Get(d.Device(i))
 		for _, s := range []*driver.Stream{&k.in, &k.out, &k.caller} {
 			name := []string{"in", "out", "caller"}[len(k.closers)]
 			*s, err = k.v.NewStream(driver.StreamOptions{Name: name})
-			must(*s, err)
+			keep(*s, err)
 		}
 		for _, x := range []struct {
 			m *driver.Memory
 			n int
 		}{{&k.data, world * chunk}, {&k.inbox, 2 * chunk}, {&k.words, 8}} {
 			*x.m, err = k.v.Alloc(x.n)
-			must(*x.m, err)
+			keep(*x.m, err)
 		}
 		mod, err := k.v.Load(sim.Image("add"))
-		must(mod, err)
-		k.sum, err = mod.Function("add")
-		require.NoError(r, err)
+		keep(mod, err)
+		k.sum = must.Get(mod.Function("add"))
 		// Words begin at 0 before anybody else hears of them.
 		require.NoError(r, k.caller.Memset(k.words.Ptr(), 0, 8))
-		e, err := k.caller.Record()
-		require.NoError(r, err)
+		e := must.Get(k.caller.Record())
 		require.NoError(r, e.Sync(tb.Context()))
 		e.Release()
 	}
@@ -91,10 +89,8 @@ func ring(tb testing.TB, m *sim.Machine, world, chunk int) error {
 			break
 		}
 		mapped := func(x driver.Memory) driver.Ptr {
-			h, err := x.Export()
-			require.NoError(r, err)
-			o, err := k.v.OpenMemory(h)
-			require.NoError(r, err)
+			h := must.Get(x.Export())
+			o := must.Get(k.v.OpenMemory(h))
 			k.closers = append(k.closers, o)
 			return o.Ptr()
 		}
@@ -136,22 +132,19 @@ func ring(tb testing.TB, m *sim.Machine, world, chunk int) error {
 			b.WaitValue(k.out, taken, uint32(2*(world-1)), driver.AtLeast)
 		}
 		b.After(k.caller, driver.Writes(k.data.Ptr(), n))
-		p, err := b.Run()
-		require.NoError(r, err)
+		p := must.Get(b.Run())
 		pending[i] = p
 	}
 	out := make([]driver.HostMemory, world)
 	for i, k := range ranks {
-		h, err := k.d.AllocHost(world * chunk)
-		require.NoError(r, err)
+		h := must.Get(k.d.AllocHost(world * chunk))
 		out[i] = h
 		require.NoError(r, k.caller.Copy(h.Ptr(), k.data.Ptr(), world*chunk))
 	}
 	errs := []error{m.Quiesce(tb.Context())}
 	for i, k := range ranks {
 		if errs[0] == nil {
-			e, err := k.caller.Record()
-			require.NoError(r, err)
+			e := must.Get(k.caller.Record())
 			errs = append(errs, e.Sync(tb.Context()), pending[i].Sync(tb.Context()))
 			e.Release()
 			driver.HostAccess(k.d, "comparing", driver.Reads(out[i].Ptr(), out[i].Len()))

@@ -10,6 +10,8 @@ import (
 
 	"github.com/ebitengine/purego"
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestCall calls functions of the C library through what calls CUDA's.
@@ -19,11 +21,9 @@ func TestCall(t *testing.T) {
 		t.Skip(err)
 	}
 	a := new(api)
-	a.at[fnInit], err = symbol(c, "abs")
-	require.NoError(t, err)
+	a.at[fnInit] = must.Get(symbol(c, "abs"))
 	// It writes 8 bytes to its argument.
-	a.at[fnMemAlloc], err = symbol(c, "time")
-	require.NoError(t, err)
+	a.at[fnMemAlloc] = must.Get(symbol(c, "time"))
 	require.EqualValues(t, 7, a.call1(fnInit, ^uintptr(6)), "abs(-7)")
 	before := time.Now().Unix()
 	now, _ := a.get(fnMemAlloc, 0, 0, 0, 1)
@@ -41,8 +41,7 @@ func TestCall(t *testing.T) {
 
 // TestConnect reads what connect has told the C library.
 func TestConnect(t *testing.T) {
-	getenv, err := symbol(purego.RTLD_DEFAULT, "getenv")
-	require.NoError(t, err)
+	getenv := must.Get(symbol(purego.RTLD_DEFAULT, "getenv"))
 	get := func() string {
 		name := []byte(connections + "\x00")
 		p, _, _ := purego.SyscallN(getenv, uintptr(unsafe.Pointer(&name[0])))

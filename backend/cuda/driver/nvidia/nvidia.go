@@ -2,6 +2,7 @@ package nvidia
 
 import (
 	"fmt"
+	"sync"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 )
@@ -21,4 +22,24 @@ func Open() (driver.Driver, error) {
 // noDevice returns an error for a machine without a driver.
 func noDevice(format string, args ...any) error {
 	return &driver.Error{Call: "Open", Device: -1, Err: fmt.Errorf("%w: "+format, append([]any{driver.ErrNoDevice}, args...)...)}
+}
+
+// Default is Open for backends whose options have no Driver: all of the process have the same one. It is opened on the
+// first call that finds a device, and stays open.
+func Default() (driver.Driver, error) {
+	process.Lock()
+	defer process.Unlock()
+	if process.d == nil {
+		d, err := Open()
+		if err != nil {
+			return nil, err
+		}
+		process.d = d
+	}
+	return process.d, nil
+}
+
+var process struct {
+	sync.Mutex
+	d driver.Driver
 }

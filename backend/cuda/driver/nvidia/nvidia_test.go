@@ -14,6 +14,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/drivertest"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestMain keeps one driver open beside those of the tests: a device's context
@@ -79,8 +80,7 @@ func TestTwoDevices(t *testing.T) {
 }
 
 func uuid(t *testing.T, d driver.Driver, i int) string {
-	v, err := d.Device(i)
-	require.NoError(t, err)
+	v := must.Get(d.Device(i))
 	b := v.Info().UUID
 	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
@@ -105,18 +105,15 @@ func newSetup(t testing.TB) setup {
 	}
 	require.NoError(t, err)
 	closing(t, d)
-	v, err := d.Device(0)
-	require.NoError(t, err)
-	s, err := v.NewStream(driver.StreamOptions{})
-	require.NoError(t, err)
+	v := must.Get(d.Device(0))
+	s := must.Get(v.NewStream())
 	closing(t, s)
 	return setup{d, v, s}
 }
 
 func (x setup) finish(t testing.TB) {
 	t.Helper()
-	e, err := x.s.Record()
-	require.NoError(t, err)
+	e := must.Get(x.s.Record())
 	defer e.Release()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -125,18 +122,14 @@ func (x setup) finish(t testing.TB) {
 
 func (x setup) function(t testing.TB, name string) driver.Function {
 	t.Helper()
-	m, err := x.v.Load([]byte(drivertest.PTX))
-	require.NoError(t, err)
+	m := must.Get(x.v.Load([]byte(drivertest.PTX)))
 	closing(t, m)
-	f, err := m.Function(name)
-	require.NoError(t, err)
-	return f
+	return must.Get(m.Function(name))
 }
 
 func (x setup) host(t testing.TB, n int) driver.HostMemory {
 	t.Helper()
-	h, err := x.d.AllocHost(n)
-	require.NoError(t, err)
+	h := must.Get(x.d.AllocHost(n))
 	closing(t, h)
 	return h
 }
@@ -145,18 +138,15 @@ func (x setup) host(t testing.TB, n int) driver.HostMemory {
 // memory is.
 func TestForeignMemory(t *testing.T) {
 	x, other := newSetup(t), newSetup(t)
-	m, err := other.v.Alloc(1000)
-	require.NoError(t, err)
+	m := must.Get(other.v.Alloc(1000))
 	closing(t, m)
 	h := x.host(t, 1000)
 	require.ErrorIs(t, x.s.Copy(h.Ptr(), m.Ptr(), 1000), driver.ErrInvalid, "memory of another driver")
 	require.ErrorIs(t, x.s.Memset(m.Ptr(), 1, 1000), driver.ErrInvalid)
-	b, err := x.v.Borrow(m.Ptr()+8, 500)
-	require.NoError(t, err)
+	b := must.Get(x.v.Borrow(m.Ptr()+8, 500))
 	c, err := x.v.Borrow(m.Ptr()+100, 100)
 	require.NoError(t, err)
-	_, err = x.v.Borrow(m.Ptr(), 1<<30)
-	require.ErrorIs(t, err, driver.ErrInvalid)
+	require.ErrorIs(t, must.Err(x.v.Borrow(m.Ptr(), 1<<30)), driver.ErrInvalid)
 	_, err = x.v.Borrow(h.Ptr(), 10)
 	require.ErrorIs(t, err, driver.ErrInvalid, "page-locked memory is no device's")
 	require.NoError(t, c.Close())
@@ -166,8 +156,7 @@ func TestForeignMemory(t *testing.T) {
 	require.Equal(t, byte(7), h.Bytes()[499])
 	require.NoError(t, b.Close())
 	require.ErrorIs(t, x.s.Memset(m.Ptr()+8, 1, 1), driver.ErrInvalid, "nobody lends it any more")
-	e, err := other.s.Record()
-	require.NoError(t, err)
+	e := must.Get(other.s.Record())
 	require.ErrorIs(t, x.s.Wait(e), driver.ErrInvalid, "another driver's event")
 	e.Release()
 }
@@ -175,10 +164,8 @@ func TestForeignMemory(t *testing.T) {
 // TestDefaultStream borrows the stream that programs have without making one.
 func TestDefaultStream(t *testing.T) {
 	x := newSetup(t)
-	s, err := x.v.BorrowStream(0)
-	require.NoError(t, err)
-	m, err := x.v.Alloc(100)
-	require.NoError(t, err)
+	s := must.Get(x.v.BorrowStream(0))
+	m := must.Get(x.v.Alloc(100))
 	closing(t, m)
 	h := x.host(t, 100)
 	require.NoError(t, s.Memset(m.Ptr(), 3, 100))
@@ -190,8 +177,7 @@ func TestDefaultStream(t *testing.T) {
 	x.finish(t)
 	require.Equal(t, byte(3), h.Bytes()[99])
 	require.NoError(t, s.Close())
-	_, err = x.v.BorrowStream(2)
-	require.ErrorIs(t, err, driver.ErrInvalid)
+	require.ErrorIs(t, must.Err(x.v.BorrowStream(2)), driver.ErrInvalid)
 }
 
 // TestHostCopy copies within the host behind a word that is written later.
@@ -210,8 +196,7 @@ func TestHostCopy(t *testing.T) {
 		require.True(t, bytes.Equal(a.Bytes(), b.Bytes()), "round %d", round)
 		// The next stream takes the buffer of the one before.
 		require.NoError(t, x.s.Close())
-		s, err := x.v.NewStream(driver.StreamOptions{})
-		require.NoError(t, err)
+		s := must.Get(x.v.NewStream())
 		closing(t, s)
 		x.s = s
 	}
@@ -219,8 +204,7 @@ func TestHostCopy(t *testing.T) {
 
 func TestParameters(t *testing.T) {
 	x := newSetup(t)
-	m, err := x.v.Alloc(400)
-	require.NoError(t, err)
+	m := must.Get(x.v.Alloc(400))
 	closing(t, m)
 	f := x.function(t, drivertest.Fill)
 	launch := func(cooperative bool, args *driver.Args) error {
@@ -249,8 +233,7 @@ func TestLost(t *testing.T) {
 	const variable = "C10D_NVIDIA_LOST"
 	if os.Getenv(variable) == "" {
 		openTest(t).Close()
-		self, err := os.Executable()
-		require.NoError(t, err)
+		self := must.Get(os.Executable())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, self, "-test.run=^TestLost$", "-test.v")
@@ -260,18 +243,12 @@ func TestLost(t *testing.T) {
 		t.Logf("%s", out)
 		return
 	}
-	d, err := Open()
-	require.NoError(t, err)
-	v, err := d.Device(0)
-	require.NoError(t, err)
-	s, err := v.NewStream(driver.StreamOptions{})
-	require.NoError(t, err)
-	m, err := v.Load([]byte(drivertest.PTX))
-	require.NoError(t, err)
-	f, err := m.Function(drivertest.Fill)
-	require.NoError(t, err)
-	mem, err := v.Alloc(10)
-	require.NoError(t, err)
+	d := must.Get(Open())
+	v := must.Get(d.Device(0))
+	s := must.Get(v.NewStream())
+	m := must.Get(v.Load([]byte(drivertest.PTX)))
+	f := must.Get(m.Function(drivertest.Fill))
+	mem := must.Get(v.Alloc(10))
 	require.NoError(t, s.Err())
 	require.NoError(t, s.Launch(&driver.Launch{
 		Function: f, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1}, Args: new(driver.Args).Ptr(0x10).Uint32(1).Uint32(1),
@@ -298,94 +275,14 @@ func TestLost(t *testing.T) {
 // TestLeaks has Close say what was left.
 func TestLeaks(t *testing.T) {
 	d := openTest(t)
-	v, err := d.Device(0)
+	v := must.Get(d.Device(0))
+	must.Get(v.Alloc(10))
+	s, err := v.NewStream()
 	require.NoError(t, err)
-	_, err = v.Alloc(10)
-	require.NoError(t, err)
-	s, err := v.NewStream(driver.StreamOptions{})
-	require.NoError(t, err)
-	_, err = s.Record()
-	require.NoError(t, err)
+	must.Get(s.Record())
 	require.ErrorContains(t, d.Close(), "not closed before: [event: 1 memory: 1 stream: 1]")
 	require.ErrorIs(t, s.Memset(16, 0, 1), driver.ErrInvalid)
-	_, err = s.Record()
-	require.ErrorIs(t, err, driver.ErrClosed)
-}
-
-// What a call costs the host.
-func BenchmarkLaunch(b *testing.B) {
-	x := newSetup(b)
-	m, err := x.v.Alloc(4)
-	require.NoError(b, err)
-	closing(b, m)
-	l := &driver.Launch{
-		Function: x.function(b, drivertest.Fill), Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1},
-		Args: new(driver.Args).Ptr(m.Ptr()).Uint32(1).Uint32(1),
-	}
-	benchmark(b, x, func() error { return x.s.Launch(l) })
-}
-
-func BenchmarkRecordWait(b *testing.B) {
-	x := newSetup(b)
-	other, err := x.v.NewStream(driver.StreamOptions{})
-	require.NoError(b, err)
-	closing(b, other)
-	benchmark(b, x, func() error {
-		e, err := x.s.Record()
-		if err != nil {
-			return err
-		}
-		err = other.Wait(e)
-		e.Release()
-		return err
-	})
-}
-
-func BenchmarkWriteValue(b *testing.B) {
-	x := newSetup(b)
-	h := x.host(b, 4)
-	benchmark(b, x, func() error { return x.s.WriteValue(h.Ptr(), 1) })
-}
-
-func BenchmarkCopy4K(b *testing.B) {
-	x := newSetup(b)
-	h := x.host(b, 4096)
-	m, err := x.v.Alloc(4096)
-	require.NoError(b, err)
-	closing(b, m)
-	benchmark(b, x, func() error { return x.s.Copy(m.Ptr(), h.Ptr(), 4096) })
-}
-
-// BenchmarkTurn is a word from the host to a stream and one back.
-func BenchmarkTurn(b *testing.B) {
-	x := newSetup(b)
-	h := x.host(b, 128)
-	n := uint32(0)
-	b.ReportAllocs()
-	for b.Loop() {
-		n++
-		require.NoError(b, x.s.WaitValue(h.Ptr(), n, driver.AtLeast))
-		require.NoError(b, x.s.WriteValue(h.Ptr()+64, n))
-		h.Store32(0, n)
-		require.NoError(b, driver.AwaitWord(b.Context(), h, 64, n, driver.AtLeast))
-	}
-}
-
-func benchmark(b *testing.B, x setup, f func() error) {
-	b.ReportAllocs()
-	i := 0
-	for b.Loop() {
-		if err := f(); err != nil {
-			b.Fatal(err)
-		}
-		if i++; i%256 == 0 {
-			b.StopTimer()
-			x.finish(b) // or the queue is full, and calls wait for the device
-			b.StartTimer()
-		}
-	}
-	b.StopTimer()
-	x.finish(b)
+	require.ErrorIs(t, must.Err(s.Record()), driver.ErrClosed)
 }
 
 func TestNoDriver(t *testing.T) {

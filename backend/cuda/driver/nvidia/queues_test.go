@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // BenchmarkQueues prints how many hardware queues copies have. It has more and more streams wait
@@ -38,21 +39,15 @@ func queues(b *testing.B, d driver.Driver) {
 		seen    = 64 // the word that the other one writes
 		limit   = 100 * time.Millisecond
 	)
-	near, err := d.Device(0)
-	require.NoError(b, err)
-	far, err := d.Device(d.Count() - 1)
-	require.NoError(b, err)
-	words, err := d.AllocHost(4096)
-	require.NoError(b, err)
+	near := must.Get(d.Device(0))
+	far := must.Get(d.Device(d.Count() - 1))
+	words := must.Get(d.AllocHost(4096))
 	defer words.Close()
-	host, err := d.AllocHost(bytes)
-	require.NoError(b, err)
+	host := must.Get(d.AllocHost(bytes))
 	defer host.Close()
-	mine, err := near.Alloc(bytes)
-	require.NoError(b, err)
+	mine := must.Get(near.Alloc(bytes))
 	defer mine.Close()
-	theirs, err := far.Alloc(bytes)
-	require.NoError(b, err)
+	theirs := must.Get(far.Alloc(bytes))
 	defer theirs.Close()
 	kinds := []struct {
 		name     string
@@ -69,8 +64,7 @@ func queues(b *testing.B, d driver.Driver) {
 	for _, k := range kinds {
 		var all []driver.Stream
 		for range streams {
-			s, err := near.NewStream(driver.StreamOptions{})
-			require.NoError(b, err)
+			s := must.Get(near.NewStream())
 			all = append(all, s)
 		}
 		words.Store32(begin, 0)
@@ -90,8 +84,7 @@ func queues(b *testing.B, d driver.Driver) {
 		fmt.Printf("%-28s %s\n", k.name, found)
 		words.Store32(begin, 1)
 		for _, s := range all {
-			e, err := s.Record()
-			require.NoError(b, err)
+			e := must.Get(s.Record())
 			require.NoError(b, e.Sync(b.Context()))
 			e.Release()
 			require.NoError(b, s.Close())
@@ -109,17 +102,12 @@ func TestFirstCommands(t *testing.T) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	near, err := d.Device(0)
-	require.NoError(t, err)
-	far, err := d.Device(d.Count() - 1)
-	require.NoError(t, err)
+	near := must.Get(d.Device(0))
+	far := must.Get(d.Device(d.Count() - 1))
 	const streams, line = 8, 64
-	words, err := d.AllocHost((streams + 1) * line)
-	require.NoError(t, err)
-	host, err := d.AllocHost(streams * line)
-	require.NoError(t, err)
-	mine, err := near.Alloc(streams * line)
-	require.NoError(t, err)
+	words := must.Get(d.AllocHost((streams + 1) * line))
+	host := must.Get(d.AllocHost(streams * line))
+	mine := must.Get(near.Alloc(streams * line))
 	theirs, err := far.Alloc(streams * line)
 	require.NoError(t, err)
 	kinds := []func(s driver.Stream, at driver.Ptr) error{
@@ -139,7 +127,7 @@ func TestFirstCommands(t *testing.T) {
 				for ready.Add(1); ready.Load() < streams; {
 					runtime.Gosched()
 				}
-				s, err := near.NewStream(driver.StreamOptions{})
+				s, err := near.NewStream()
 				if !assert.NoError(t, err) {
 					return
 				}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestOrders are small programs, and how many races they have: two uses of the
@@ -47,8 +48,7 @@ func TestOrders(t *testing.T) {
 			require.NoError(w, w.b.Memset(w.x.Ptr(), 2, 100))
 		}},
 		"an event that is too early": {1, func(w *world) {
-			e, err := w.a.Record()
-			require.NoError(w, err)
+			e := must.Get(w.a.Record())
 			require.NoError(w, w.a.Memset(w.x.Ptr(), 1, 100))
 			require.NoError(w, w.b.Wait(e))
 			e.Release()
@@ -56,8 +56,7 @@ func TestOrders(t *testing.T) {
 		}},
 		"a wait that is too late": {1, func(w *world) {
 			require.NoError(w, w.a.Memset(w.x.Ptr(), 1, 100))
-			e, err := w.a.Record()
-			require.NoError(w, err)
+			e := must.Get(w.a.Record())
 			require.NoError(w, w.b.Memset(w.x.Ptr(), 2, 100))
 			require.NoError(w, w.b.Wait(e))
 			e.Release()
@@ -132,15 +131,13 @@ func TestOrders(t *testing.T) {
 			driver.HostAccess(w.d, "the second call", driver.Writes(w.h.Ptr()+64, 10))
 		}},
 		"freed while it is used": {1, func(w *world) {
-			x, err := w.gpu().Alloc(10)
-			require.NoError(w, err)
+			x := must.Get(w.gpu().Alloc(10))
 			require.NoError(w, w.a.Memset(x.Ptr(), 1, 10))
 			require.NoError(w, w.m.Quiesce(w.ctx), "it has ended, but the host has not seen it")
 			require.NoError(w, x.Close())
 		}},
 		"freed when the host has waited": {0, func(w *world) {
-			x, err := w.gpu().Alloc(10)
-			require.NoError(w, err)
+			x := must.Get(w.gpu().Alloc(10))
 			require.NoError(w, w.a.Memset(x.Ptr(), 1, 10))
 			w.wait(w.a)
 			require.NoError(w, x.Close())
@@ -188,8 +185,7 @@ func TestReport(t *testing.T) {
 	y := h.alloc(0, 100)
 	require.NoError(t, a.Memset(x.Ptr(), 1, 60))
 	require.NoError(t, b.Copy(y.Ptr(), x.Ptr()+50, 20))
-	var race *sim.Race
-	require.ErrorAs(t, h.settle(), &race)
+	race := must.As[*sim.Race](t, h.settle())
 	require.Equal(t, [2]int{50, 60}, [2]int{race.From, race.To})
 	for _, want := range []string{"Memset of 60 bytes", "operation 1 of stream a", "Copy of 20 bytes", "operation 1 of stream b", "sim/check_test.go:", "device 0"} {
 		require.Contains(t, race.Error(), want)
@@ -206,12 +202,10 @@ func TestLifetimes(t *testing.T) {
 		require.NoError(t, e.Sync(h.ctx))
 		e.Release()
 		e.Release()
-		_, err = e.Done()
-		require.ErrorIs(t, err, driver.ErrClosed)
+		require.ErrorIs(t, must.Err(e.Done()), driver.ErrClosed)
 		require.ErrorIs(t, e.Sync(h.ctx), driver.ErrClosed)
 		require.ErrorIs(t, h.stream(0, "b").Wait(e), driver.ErrClosed)
-		var l *sim.Lifetime
-		require.ErrorAs(t, h.settle(), &l)
+		l := must.As[*sim.Lifetime](t, h.settle())
 		require.Contains(t, l.Error(), "released twice")
 	})
 	t.Run("memory used after it was freed", func(t *testing.T) {
@@ -221,8 +215,7 @@ func TestLifetimes(t *testing.T) {
 		require.NoError(t, x.Close())
 		s := h.stream(0, "a")
 		require.ErrorIs(t, s.Memset(x.Ptr(), 1, 1), driver.ErrInvalid)
-		_, err = x.Export()
-		require.ErrorIs(t, err, driver.ErrClosed)
+		require.ErrorIs(t, must.Err(x.Export()), driver.ErrClosed)
 		require.NoError(t, h.settle())
 	})
 	t.Run("beyond the end", func(t *testing.T) {
@@ -236,11 +229,9 @@ func TestLifetimes(t *testing.T) {
 	})
 	t.Run("a record for nobody (T13)", func(t *testing.T) {
 		h := open(t, sim.Config{})
-		e, err := h.stream(0, "a").Record()
-		require.NoError(t, err)
+		e := must.Get(h.stream(0, "a").Record())
 		e.Release()
-		var u *sim.Unused
-		require.ErrorAs(t, h.settle(), &u)
+		u := must.As[*sim.Unused](t, h.settle())
 		require.Contains(t, u.Error(), "stream a")
 		require.Contains(t, u.Error(), "sim/check_test.go:")
 	})
@@ -251,9 +242,7 @@ func TestLifetimes(t *testing.T) {
 		h.pinned(10)
 		h.kernel(1, "sum")
 		require.NoError(t, h.device(0).EnablePeer(1))
-		e, err := h.stream(0, "b").Record()
-		require.NoError(t, err)
-		require.NoError(t, e.Sync(h.ctx))
+		require.NoError(t, must.Get(h.stream(0, "b").Record()).Sync(h.ctx))
 		text := fmt.Sprint(h.d.Close())
 		for _, want := range []string{"stream a", "memory of 100 bytes on device 0", "page-locked memory of 10 bytes", "module on device 1", "peer access of device 0 to device 1", "event of stream b"} {
 			require.Contains(t, text, want)
@@ -277,8 +266,7 @@ func TestFaults(t *testing.T) {
 			word := h.pinned(4)
 			require.NoError(t, s.WaitValue(word.Ptr(), 1, driver.Equal))
 			h.launch(s, h.kernel(0, name), acc)
-			e, err := s.Record()
-			require.NoError(t, err)
+			e := must.Get(s.Record())
 			word.Store32(0, 1)
 			require.ErrorIs(t, e.Sync(h.ctx), driver.ErrDeviceLost)
 			ok, err := e.Done()
@@ -288,8 +276,7 @@ func TestFaults(t *testing.T) {
 			e.Release()
 			require.ErrorIs(t, s.Err(), driver.ErrDeviceLost)
 			require.ErrorIs(t, s.Memset(x.Ptr(), 1, 1), driver.ErrDeviceLost)
-			_, err = h.device(0).Alloc(1)
-			require.ErrorIs(t, err, driver.ErrDeviceLost)
+			require.ErrorIs(t, must.Err(h.device(0).Alloc(1)), driver.ErrDeviceLost)
 			require.NoError(t, other.Err(), "the other device works")
 			h.wait(other)
 			var f *sim.Fault
@@ -324,11 +311,9 @@ func TestLose(t *testing.T) {
 	h := open(t, sim.Config{Devices: 2})
 	a, b, c, word := h.stream(0, "a"), h.stream(1, "b"), h.stream(0, "c"), h.pinned(4)
 	require.NoError(t, a.WaitValue(word.Ptr(), 1, driver.Equal)) // never comes
-	e, err := a.Record()
-	require.NoError(t, err)
+	e := must.Get(a.Record())
 	require.NoError(t, c.Wait(e))
-	last, err := c.Record()
-	require.NoError(t, err)
+	last := must.Get(c.Record())
 	h.m.Lose(0, errors.New("fell off the bus"))
 	require.ErrorIs(t, e.Sync(h.ctx), driver.ErrDeviceLost)
 	require.ErrorContains(t, last.Sync(h.ctx), "fell off the bus")
@@ -345,8 +330,7 @@ func TestStuck(t *testing.T) {
 		a, b, word := h.stream(0, "a"), h.stream(0, "b"), h.pinned(4)
 		require.NoError(t, a.WaitValue(word.Ptr(), 1, driver.Equal))
 		h.order(b, a)
-		var s *sim.Stuck
-		require.ErrorAs(t, h.m.Settle(h.ctx), &s)
+		s := must.As[*sim.Stuck](t, h.m.Settle(h.ctx))
 		require.Len(t, s.Waits, 2)
 		require.Contains(t, s.Waits[0], "stream a at operation 1")
 		require.Contains(t, s.Waits[0], "a word that is 0")
@@ -374,15 +358,13 @@ func TestClocksOfProcesses(t *testing.T) {
 	for world := 1; world <= 9; world++ {
 		for _, left := range []string{"", "WaitValue", "WriteValue"} {
 			t.Run(fmt.Sprintf("%d without %q", world, left), func(t *testing.T) {
-				m, err := sim.New(sim.Config{Devices: world, Seed: uint64(world), Quiet: left != ""})
-				require.NoError(t, err)
+				m := must.Get(sim.New(sim.Config{Devices: world, Seed: uint64(world), Quiet: left != ""}))
 				const n = 100
 				var ranks []*host
 				var bufs, outs, words []driver.Memory
 				var streams []driver.Stream
 				for r := range world {
-					d, err := m.Process(fmt.Sprint("rank", r))
-					require.NoError(t, err)
+					d := must.Get(m.Process(fmt.Sprint("rank", r)))
 					h := newHost(t, d)
 					ranks = append(ranks, h)
 					streams = append(streams, h.stream(r, "s"))
@@ -402,10 +384,8 @@ func TestClocksOfProcesses(t *testing.T) {
 					}
 					from, to := (r+world-1)%world, (r+1)%world
 					mapped := func(mem driver.Memory) driver.Ptr {
-						handle, err := mem.Export()
-						require.NoError(t, err)
-						o, err := h.device(r).OpenMemory(handle)
-						require.NoError(t, err)
+						handle := must.Get(mem.Export())
+						o := must.Get(h.device(r).OpenMemory(handle))
 						h.closers = append([]interface{ Close() error }{o}, h.closers...)
 						return o.Ptr()
 					}
@@ -418,10 +398,9 @@ func TestClocksOfProcesses(t *testing.T) {
 					require.NoError(t, streams[r].WriteValue(lefts+4, 1))
 					require.NoError(t, streams[r].WaitValue(words[r].Ptr()+4, 1, driver.AtLeast))
 				}
-				err = m.Quiesce(ranks[0].ctx)
+				err := m.Quiesce(ranks[0].ctx)
 				if left == "WriteValue" && world > 1 {
-					var s *sim.Stuck
-					require.ErrorAs(t, err, &s)
+					must.As[*sim.Stuck](t, err)
 					require.Error(t, m.Close())
 					return
 				}
@@ -461,10 +440,8 @@ func TestOrdersOfTwoMachines(t *testing.T) {
 	require.NoError(t, errors.Join(err, m.Close()))
 	here, there := open(t, c), open(t, c)
 	mine, theirs := here.alloc(0, 100), there.alloc(0, 100)
-	handle, err := theirs.Export()
-	require.NoError(t, err)
-	opened, err := here.device(0).OpenMemory(handle)
-	require.NoError(t, err)
+	handle := must.Get(theirs.Export())
+	opened := must.Get(here.device(0).OpenMemory(handle))
 	here.closers = append(here.closers, opened)
 	require.NoError(t, here.stream(0, "a").Memset(mine.Ptr(), 1, 100))
 	b := here.stream(0, "b")

@@ -73,6 +73,11 @@ type Config struct {
 	// stream. The Call has its name, device and stream only.
 	Blocking func(Call) bool
 
+	// Queues is how many hardware queues a device has for the streams of a process, which get them in turn. A queue
+	// does one operation at a time, in the order of the calls. So a stream that waits stops the others of its queue.
+	// 0 means a queue for each stream.
+	Queues int
+
 	// Dir is a folder that the processes of one simulated host share. Device memory then lies in
 	// files there, and other processes can open them by their handles. Every process makes a
 	// Machine of the same shape with the same folder. Without it memory is Go memory of this

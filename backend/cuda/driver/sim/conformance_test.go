@@ -12,6 +12,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/drivertest"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 )
 
 // dirVariable tells a child process where the simulated host's memory is.
@@ -26,17 +28,11 @@ func TestMain(m *testing.M) {
 
 // TestConformance runs the suite on simulated GPUs.
 func TestConformance(t *testing.T) {
-	seeds := 3
-	if testing.Short() {
-		seeds = 1
-	}
-	for seed := range uint64(seeds) {
+	for seed := range testsize.Of[uint64](1, 1, 5) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 			drivertest.Run(t, drivertest.Config{
 				Open: func(t *testing.T) driver.Driver {
-					d, err := sim.Open(sim.Config{Devices: 2, Seed: seed, Kernels: kernels()})
-					require.NoError(t, err)
-					return d
+					return must.Get(sim.Open(sim.Config{Devices: 2, Seed: seed, Kernels: kernels()}))
 				},
 				MaxAllocs: -1,
 			})
@@ -56,9 +52,7 @@ func TestConformanceProcesses(t *testing.T) {
 	require.NoError(t, m.Close())
 	drivertest.Run(t, drivertest.Config{
 		Open: func(t *testing.T) driver.Driver {
-			d, err := sim.Open(sim.Config{Devices: 2, Dir: dir, Kernels: kernels()})
-			require.NoError(t, err)
-			return d
+			return must.Get(sim.Open(sim.Config{Devices: 2, Dir: dir, Kernels: kernels()}))
 		},
 		Child:     func(*testing.T, driver.Driver) []string { return []string{dirVariable + "=" + dir} },
 		MaxAllocs: -1,

@@ -56,7 +56,7 @@
 // addresses. They reach each other's memory through handles. Each has its own vector clocks. This
 // is how the ranks of a group run in one test. Words order their streams. To open a handle comes
 // after its export, and to free memory after the ends of mappings that other processes have closed.
-// Other messages between the processes are not seen.
+// Of other messages between the processes those are seen that driver.HostMeets tells of.
 //
 // With Config.Dir memory lies in files, and the processes are real ones. Handles
 // and words work between them. The checker of each process sees its own operations

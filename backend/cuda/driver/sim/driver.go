@@ -127,6 +127,30 @@ func (d *Driver) HostAccess(what string, access ...driver.Access) {
 	d.access(o, spans)
 }
 
+// meeting is one time that the hosts of a group meet.
+type meeting struct {
+	group string
+	n     int
+}
+
+// HostMeets orders what a host does after a meeting after what the others did before.
+func (d *Driver) HostMeets(group string, n int) (met func()) {
+	d.mu.Lock()
+	own := d.publish()
+	d.mu.Unlock()
+	k := meeting{group, n}
+	d.m.mu.Lock()
+	defer d.m.mu.Unlock()
+	d.m.meetings[k] = d.m.meetings[k].join(own)
+	delete(d.m.meetings, meeting{group, n - 2}) // all have come to the next one since
+	return func() {
+		d.m.mu.Lock()
+		all := d.m.meetings[k]
+		d.m.mu.Unlock()
+		d.seen(all)
+	}
+}
+
 // streamClocks returns what the process's idle streams have done.
 func (d *Driver) streamClocks() clock {
 	d.mu.Lock()
@@ -244,7 +268,14 @@ type Device struct {
 	enabled map[int]*op
 	modules map[*Module]bool
 	kept    map[*text]bool
+	queues  []chan struct{} // of Config.Queues: closed when the last operation has ended
+	made    int             // streams
+
+	words driver.Once
 }
+
+// SeesWords has the answer of this device.
+func (v *Device) SeesWords() *driver.Once { return &v.words }
 
 // ID returns the device as tensors name it: cuda.
 func (v *Device) ID() tensor.Device { return tensor.Device{Type: tensor.CUDA, Index: v.index} }

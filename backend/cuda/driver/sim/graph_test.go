@@ -8,13 +8,13 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // graph captures what enqueue gives s.
 func (h *host) graph(s driver.Stream, enqueue func()) driver.Graph {
 	h.Helper()
-	g, err := driver.Capture(s, func() error { enqueue(); return nil })
-	require.NoError(h, err)
+	g := must.Get(driver.Capture(s, func() error { enqueue(); return nil }))
 	h.closers = append(h.closers, g)
 	return g
 }
@@ -156,7 +156,7 @@ func TestGraphFailures(t *testing.T) {
 			return err
 		}
 		defer func() { err = errors.Join(err, m.Settle(t.Context()), mem.Close()) }()
-		s, err := v.NewStream(driver.StreamOptions{})
+		s, err := v.NewStream()
 		if err != nil {
 			return err
 		}
@@ -175,10 +175,8 @@ func TestGraphFailures(t *testing.T) {
 func TestGraphLifetimes(t *testing.T) {
 	h := open(t, sim.Config{})
 	a, x := h.stream(0, "a"), h.alloc(0, 100)
-	mod, err := h.device(0).Load(sim.Image("touch"))
-	require.NoError(t, err)
-	f, err := mod.Function("touch")
-	require.NoError(t, err)
+	mod := must.Get(h.device(0).Load(sim.Image("touch")))
+	f := must.Get(mod.Function("touch"))
 	touches := h.graph(a, func() { h.launch(a, f, driver.Writes(x.Ptr(), 100)) })
 	fills := h.graph(a, func() { require.NoError(t, a.Memset(x.Ptr(), 1, 100)) })
 	require.NoError(t, mod.Close())
@@ -186,18 +184,15 @@ func TestGraphLifetimes(t *testing.T) {
 	require.ErrorContains(t, touches.Launch(a), "the module of touch")
 	require.NoError(t, x.Close())
 	require.NoError(t, fills.Launch(a))
-	err = h.settle()
-	var l *sim.Lifetime
-	require.ErrorAs(t, err, &l)
+	err := h.settle()
+	must.As[*sim.Lifetime](t, err)
 	require.ErrorContains(t, err, "Memset")
 
 	h = open(t, sim.Config{})
 	a = h.stream(0, "a")
-	_, err = driver.Capture(a, func() error { return nil })
-	require.NoError(t, err)
+	must.Get(driver.Capture(a, func() error { return nil }))
 	require.Equal(t, 1, h.m.Stats().Graphs)
-	var leak *sim.Leak
-	require.ErrorAs(t, h.settle(), &leak)
+	leak := must.As[*sim.Leak](t, h.settle())
 	require.Equal(t, "graph of 0 operations", leak.What)
 }
 
@@ -216,16 +211,14 @@ func TestCaptureEnds(t *testing.T) {
 		"a graph cannot be launched":      func() error { return g.Launch(a) },
 		"of another capture": func() error {
 			_, err := driver.Capture(other, func() error {
-				e, err := other.Record()
-				require.NoError(t, err)
+				e := must.Get(other.Record())
 				defer e.Release()
 				return a.Wait(e)
 			})
 			return err
 		},
 		"stream closing was closed": func() error {
-			c, err := h.device(0).NewStream(driver.StreamOptions{Name: "closing"})
-			require.NoError(t, err)
+			c := must.Get(h.device(0).NewStream(driver.StreamOptions{Name: "closing"}))
 			h.order(c, a)
 			require.NoError(t, c.Close())
 			return a.Memset(x.Ptr(), 1, 100)

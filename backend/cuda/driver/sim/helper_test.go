@@ -3,9 +3,6 @@ package sim_test
 import (
 	"context"
 	"errors"
-	"flag"
-	"os"
-	"strconv"
 	"testing"
 	"time"
 
@@ -14,18 +11,9 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/drivertest"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 )
-
-var seeds = flag.Int("seeds", seedsOr(20), "how many seeds the random tests run with; the default is C10D_SEEDS, if that is set")
-
-// seedsOr returns the number of seeds that the environment asks for, for runs of
-// many packages, or n.
-func seedsOr(n int) int {
-	if k, err := strconv.Atoi(os.Getenv("C10D_SEEDS")); err == nil && k > 0 {
-		return k
-	}
-	return n
-}
 
 // patience bounds what must happen.
 const patience = 60 * time.Second
@@ -45,9 +33,7 @@ func open(tb testing.TB, c sim.Config) *host {
 	if c.Kernels == nil {
 		c.Kernels = kernels()
 	}
-	d, err := sim.Open(c)
-	require.NoError(tb, err)
-	return newHost(tb, d)
+	return newHost(tb, must.Get(sim.Open(c)))
 }
 
 func newHost(tb testing.TB, d *sim.Driver) *host {
@@ -58,43 +44,35 @@ func newHost(tb testing.TB, d *sim.Driver) *host {
 
 func (h *host) device(i int) driver.Device {
 	h.Helper()
-	v, err := h.d.Device(i)
-	require.NoError(h, err)
-	return v
+	return must.Get(h.d.Device(i))
 }
 
 func (h *host) stream(device int, name string) driver.Stream {
 	h.Helper()
-	s, err := h.device(device).NewStream(driver.StreamOptions{Name: name})
-	require.NoError(h, err)
+	s := must.Get(h.device(device).NewStream(driver.StreamOptions{Name: name}))
 	h.closers = append(h.closers, s)
 	return s
 }
 
 func (h *host) alloc(device, n int) driver.Memory {
 	h.Helper()
-	m, err := h.device(device).Alloc(n)
-	require.NoError(h, err)
+	m := must.Get(h.device(device).Alloc(n))
 	h.closers = append(h.closers, m)
 	return m
 }
 
 func (h *host) pinned(n int) driver.HostMemory {
 	h.Helper()
-	m, err := h.d.AllocHost(n)
-	require.NoError(h, err)
+	m := must.Get(h.d.AllocHost(n))
 	h.closers = append(h.closers, m)
 	return m
 }
 
 func (h *host) kernel(device int, name string) driver.Function {
 	h.Helper()
-	mod, err := h.device(device).Load(sim.Image(name))
-	require.NoError(h, err)
+	mod := must.Get(h.device(device).Load(sim.Image(name)))
 	h.closers = append(h.closers, mod)
-	f, err := mod.Function(name)
-	require.NoError(h, err)
-	return f
+	return must.Get(mod.Function(name))
 }
 
 // launch runs a kernel on memory; its arguments are the addresses.
@@ -110,8 +88,7 @@ func (h *host) launch(s driver.Stream, f driver.Function, access ...driver.Acces
 // order makes later work of s come after what other has been given.
 func (h *host) order(s, other driver.Stream) {
 	h.Helper()
-	e, err := other.Record()
-	require.NoError(h, err)
+	e := must.Get(other.Record())
 	require.NoError(h, s.Wait(e))
 	e.Release()
 }
@@ -119,8 +96,7 @@ func (h *host) order(s, other driver.Stream) {
 // wait blocks until what s was given has ended.
 func (h *host) wait(s driver.Stream) {
 	h.Helper()
-	e, err := s.Record()
-	require.NoError(h, err)
+	e := must.Get(s.Record())
 	require.NoError(h, e.Sync(h.ctx))
 	e.Release()
 }
@@ -211,10 +187,7 @@ func kernels() map[string]sim.Kernel {
 
 // someSeeds returns how many seeds a test with many cases runs with.
 func someSeeds() uint64 {
-	if testing.Short() {
-		return uint64(min(*seeds, 3))
-	}
-	return uint64(*seeds)
+	return testsize.Of[uint64](3, 8, 40)
 }
 
 // The kernels of programs that lack an order on purpose; see Config.Quiet.

@@ -217,9 +217,13 @@ func (k *Run) publish() clock {
 // returns false when the device or the process has ended first; the kernel
 // should then return.
 func (k *Run) Await(p driver.Ptr, v uint32, c driver.Condition) bool {
+	return k.AwaitFor(p, v, c, 0)
+}
+
+// AwaitFor is Await for at most so long, or for ever if limit is 0. It returns false after that too.
+func (k *Run) AwaitFor(p driver.Ptr, v uint32, c driver.Condition, limit time.Duration) bool {
 	w := k.word(p)
-	k.s.awaitWord(k.op, &w, v, c)
-	return !k.Aborted()
+	return k.s.awaitWord(k.op, &w, v, c, limit) && !k.Aborted()
 }
 
 // Spin calls f until it returns true, letting others run in between. It returns

@@ -10,6 +10,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // small is a program of two streams: one writes, the other copies. With fault it
@@ -103,7 +104,6 @@ func TestFailEach(t *testing.T) {
 		"vague":    "call 6: Wait on p/s1 failed with injected, the program with something failed",
 		"leaks":    "call 2: NewStream on device 0 failed, and open are 1 streams",
 	} {
-		_, err := sim.FailEach(sim.Config{}, cause, small(fault))
-		require.ErrorContains(t, err, want, fault)
+		require.ErrorContains(t, must.Err(sim.FailEach(sim.Config{}, cause, small(fault))), want, fault)
 	}
 }

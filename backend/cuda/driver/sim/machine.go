@@ -29,6 +29,7 @@ type Machine struct {
 	processes []*Driver
 	exports   map[exportKey]*backing
 	hostMem   map[*byte]*backing // registered memory by its first byte
+	meetings  map[meeting]clock  // what the hosts had done that have come
 	nextAddr  driver.Ptr
 	nextID    uint64
 	used      []uint64 // bytes of each device
@@ -89,7 +90,7 @@ func New(c Config) (*Machine, error) {
 		kernels: maps.Clone(c.Kernels), exports: make(map[exportKey]*backing),
 		hostMem: make(map[*byte]*backing),
 		callsOf: make(map[callKey]int), skipsOf: make(map[callKey]int),
-		nextAddr: firstAddress, used: make([]uint64, c.Devices),
+		meetings: make(map[meeting]clock), nextAddr: firstAddress, used: make([]uint64, c.Devices),
 	}
 	if m.kernels == nil {
 		m.kernels = make(map[string]Kernel)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 func TestConfig(t *testing.T) {
@@ -20,19 +21,16 @@ func TestConfig(t *testing.T) {
 		"latency":          {Topology: sim.Topology{HostLatency: -1}},
 		"folder":           {Dir: "/dev/null/nothing"},
 	} {
-		_, err := sim.New(c)
-		require.ErrorContains(t, err, "sim: ", name)
+		require.ErrorContains(t, must.Err(sim.New(c)), "sim: ", name)
 	}
 	h := open(t, sim.Config{})
 	require.Equal(t, 1, h.d.Count())
 	require.Error(t, h.m.Register("touch", kernels()["touch"]), "twice")
 	require.Error(t, h.m.Register("nil", nil))
-	_, err := h.m.Timeline()
-	require.ErrorContains(t, err, "Config.Timeline")
+	require.ErrorContains(t, must.Err(h.m.Timeline()), "Config.Timeline")
 	require.NoError(t, h.close())
 	require.NoError(t, h.m.Close(), "closed twice")
-	_, err = h.m.Process("late")
-	require.ErrorIs(t, err, driver.ErrClosed)
+	require.ErrorIs(t, must.Err(h.m.Process("late")), driver.ErrClosed)
 }
 
 // TestInject lets every call of a program fail, once with an error of that call
@@ -74,11 +72,11 @@ func TestInject(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		a, e := v.NewStream(driver.StreamOptions{})
+		a, e := v.NewStream()
 		if !keep(a, e) {
 			return
 		}
-		b, e := v.NewStream(driver.StreamOptions{})
+		b, e := v.NewStream()
 		if !keep(b, e) {
 			return
 		}
@@ -123,12 +121,10 @@ func TestInject(t *testing.T) {
 				break
 			}
 			require.ErrorIs(t, err, cause, "call %d", k)
-			var e *driver.Error
-			require.ErrorAs(t, err, &e)
+			e := must.As[*driver.Error](t, err)
 			require.NotEmpty(t, e.Call)
 			for _, f := range h.m.Findings() {
-				var u *sim.Unused
-				require.ErrorAs(t, f, &u, "call %d", k)
+				must.As[*sim.Unused](t, f, "call %d", k)
 			}
 			h.close()
 		}
@@ -181,8 +177,7 @@ func TestDeepest(t *testing.T) {
 func TestMemory(t *testing.T) {
 	h := open(t, sim.Config{Memory: 1000, Seed: 3})
 	x := h.alloc(0, 900)
-	_, err := h.gpu().Alloc(101)
-	require.ErrorIs(t, err, driver.ErrOutOfMemory)
+	require.ErrorIs(t, must.Err(h.gpu().Alloc(101)), driver.ErrOutOfMemory)
 	free, total, err := h.gpu().MemInfo()
 	require.NoError(t, err)
 	require.Equal(t, [2]uint64{100, 1000}, [2]uint64{free, total})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/drivertest"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 func TestParsePTX(t *testing.T) {
@@ -42,8 +43,7 @@ func TestParsePTX(t *testing.T) {
 		{"k1", nil, true},
 		{"k2", []param{{8, 8}, {64, 16}, {4, 4}, {2, 2}}, true},
 	}, entries)
-	entries, err = parsePTX(Image("a", "b"))
-	require.NoError(t, err)
+	entries = must.Get(parsePTX(Image("a", "b")))
 	require.Equal(t, []entryPoint{{name: "a"}, {name: "b"}}, entries)
 
 	head := ".version 8.3\n.target sm_90\n"
@@ -51,8 +51,7 @@ func TestParsePTX(t *testing.T) {
 		"", "x", head, head + ".entry", head + ".entry {", head + ".entry k(", head + ".entry k(.param .u63 x)",
 		head + ".entry k(.param .align 3 .b8 x[4])", head + ".entry k(.param .b8 x[99999])", head + ".entry k(int x)",
 	} {
-		_, err := parsePTX([]byte(bad))
-		require.Error(t, err, "%q", bad)
+		require.Error(t, must.Err(parsePTX([]byte(bad))), "%q", bad)
 	}
 }
 

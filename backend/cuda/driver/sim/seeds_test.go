@@ -11,6 +11,8 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 )
 
 // tree is the local broadcast of Gloo's CUDA code with its faults: a binary tree that
@@ -58,10 +60,7 @@ func TestT1(t *testing.T) {
 	for _, buffers := range []int{2, 4, 8} {
 		for _, semantics := range []sim.Semantics{sim.Snapshot, sim.LateBinding} {
 			t.Run(fmt.Sprintf("%d buffers, %v", buffers, semantics), func(t *testing.T) {
-				runs := 100
-				if testing.Short() {
-					runs = 10
-				}
+				runs := testsize.Of(10, 10, 100)
 				h := open(t, sim.Config{Devices: buffers, Semantics: semantics, Seed: uint64(buffers)})
 				tr := newTree(h, buffers, 64)
 				source, sum := h.pinned(64), []driver.Function{}
@@ -86,8 +85,7 @@ func TestT1(t *testing.T) {
 				}
 				err := h.m.Settle(h.ctx)
 				if semantics == sim.LateBinding {
-					var stuck *sim.Stuck
-					require.ErrorAs(t, err, &stuck)
+					stuck := must.As[*sim.Stuck](t, err)
 					require.ErrorAs(t, h.close(), &stuck)
 					return
 				}
@@ -263,8 +261,7 @@ func TestF26EventsUsedAgain(t *testing.T) {
 				pipelined(h, clusters, func(e int, s driver.Stream) error { return events[e].Record(s) }, func(e int, s driver.Stream) error { return events[e].Wait(s) })
 				err := h.m.Settle(h.ctx)
 				if semantics == sim.LateBinding {
-					var stuck *sim.Stuck
-					require.ErrorAs(t, err, &stuck)
+					stuck := must.As[*sim.Stuck](t, err)
 					require.ErrorAs(t, h.close(), &stuck)
 				} else {
 					require.NoError(t, err)
@@ -310,10 +307,8 @@ func TestT15(t *testing.T) {
 			}
 		}
 		require.NoError(t, h.m.Settle(h.ctx))
-		span, err := h.m.Makespan()
-		require.NoError(t, err)
-		steps, err := h.m.Timeline()
-		require.NoError(t, err)
+		span := must.Get(h.m.Makespan())
+		steps := must.Get(h.m.Timeline())
 		copies := 0
 		for _, s := range steps {
 			if s.End > s.Start {

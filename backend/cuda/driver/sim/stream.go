@@ -5,11 +5,13 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -46,6 +48,8 @@ type op struct {
 	rec    *record
 	raw    *RawEvent
 	launch *launch
+	after  <-chan struct{} // the end of the operation before in the hardware queue; nil if there is none
+	ended  chan struct{}   // closed at the end; nil without such queues
 
 	pcs [8]uintptr
 }
@@ -135,6 +139,7 @@ type stream struct {
 	ag     *agent
 	handle uintptr
 	made   *op
+	queue  int // of dev.queues
 
 	tail   *node    // guarded by d.mu
 	closed bool     // guarded by d.mu
@@ -192,14 +197,14 @@ type Stream struct {
 }
 
 // NewStream returns a stream.
-func (v *Device) NewStream(o driver.StreamOptions) (driver.Stream, error) {
+func (v *Device) NewStream(o ...driver.StreamOptions) (driver.Stream, error) {
 	if err := v.enter("NewStream"); err != nil {
 		return nil, err
 	}
 	made := &op{kind: opAlloc, name: "NewStream"}
 	made.where()
 	d := v.d
-	s := v.newStream(o.Name, made)
+	s := v.newStream(option.Last(o).Name, made)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.nextHandle += 16
@@ -232,6 +237,11 @@ func (v *Device) newStream(name string, made *op) *stream {
 		}
 	}
 	d.streams[s] = true
+	if n := d.m.cfg.Queues; n > 0 {
+		v.queues = slices.Grow(v.queues, n)[:n]
+		s.queue = v.made % n
+		v.made++
+	}
 	first := s.tail
 	d.mu.Unlock()
 	d.group.Go(func() { s.loop(first) })
@@ -305,6 +315,10 @@ func (s *stream) push(o *op) {
 			o.rec.n = o.n
 		}
 		s.enq.Store(o.n)
+		if q := s.dev.queues; q != nil {
+			o.after, o.ended = q[s.queue], make(chan struct{})
+			q[s.queue] = o.ended
+		}
 		s.d.stats.Operations++
 		s.d.stats.Deepest = max(s.d.stats.Deepest, int(o.n-s.done.Load()))
 	}
@@ -439,10 +453,20 @@ func (s *stream) loop(at *node) {
 		if o.kind == opEnd {
 			return
 		}
+		if o.after != nil {
+			select {
+			case <-o.after:
+			case <-s.d.abort:
+			case <-s.dev.gone:
+			}
+		}
 		s.delay()
 		s.run(o)
 		s.delay()
 		s.done.Store(s.done.Load() + 1)
+		if o.ended != nil {
+			close(o.ended)
+		}
 	}
 }
 
@@ -530,7 +554,7 @@ func (s *stream) run(o *op) {
 		}
 		s.step(o, nil)
 	case opWaitValue:
-		s.awaitWord(o, &o.spans[0], o.value, o.cond)
+		s.awaitWord(o, &o.spans[0], o.value, o.cond, 0)
 		s.step(o, o.spans)
 	case opWriteValue:
 		s.step(o, o.spans)
@@ -581,9 +605,11 @@ func (s *stream) await(o *op, r *record) {
 	}
 }
 
-// awaitWord blocks the stream until a word fulfils a condition.
-func (s *stream) awaitWord(o *op, w *span, v uint32, cond driver.Condition) {
-	pause := 5 * time.Microsecond
+// awaitWord blocks the stream until a word fulfils a condition. It returns false if limit, unless it is 0, is over
+// before.
+func (s *stream) awaitWord(o *op, w *span, v uint32, cond driver.Condition, limit time.Duration) bool {
+	defer s.blocked.Store(nil)
+	since, pause := time.Now(), 5*time.Microsecond
 	for i := 0; ; i++ {
 		got, c := w.b.load(w.off)
 		if cond.Holds(got, v) {
@@ -591,10 +617,13 @@ func (s *stream) awaitWord(o *op, w *span, v uint32, cond driver.Condition) {
 				c = s.d.m.everything()
 			}
 			s.clock = s.clock.join(c)
-			break
+			return true
 		}
 		if s.stopped() != nil {
-			break
+			return true
+		}
+		if limit > 0 && time.Since(since) > limit {
+			return false
 		}
 		if i == 0 {
 			s.blocked.Store(&block{op: o, word: w, cond: cond, v: v})
@@ -606,7 +635,6 @@ func (s *stream) awaitWord(o *op, w *span, v uint32, cond driver.Condition) {
 		time.Sleep(pause)
 		pause = min(2*pause, 500*time.Microsecond)
 	}
-	s.blocked.Store(nil)
 }
 
 var _ driver.Stream = (*Stream)(nil)

@@ -159,13 +159,13 @@ func sum(d driver.Driver, st store.Store, stream cu.Stream, p cu.DevicePtr, r, r
 	defer func() { err = errors.Join(err, gorgonia.Return(t)) }()
 	ctx := stdcontext.Background()
 	g, err := pg.New(ctx, st, r, ranks, pg.Options{
-		Backend: "cpu:gloo,cuda:cuda", BackendOptions: []backend.SpecificOptions{cuda.Options{Driver: d}},
+		Backend: "cpu:gloo,cuda:cuda", BackendOptions: pg.BackendOptions{cuda.Options{Driver: d}},
 	})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.Close()) }() // the group first: it may still use the tensor
-	w, err := g.AllReduce(cuda.InStream(ctx, s), []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Sum()})
+	w, err := g.AllReduce(cuda.InStream(ctx, s), t, backend.Sum())
 	if err != nil {
 		return err
 	}

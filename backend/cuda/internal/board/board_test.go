@@ -13,6 +13,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -157,8 +158,7 @@ func TestHalfWritten(t *testing.T) {
 func TestAbsent(t *testing.T) {
 	own, name := New()
 	other, theirs := New()
-	short, err := region.New(region.PageSize / 2)
-	require.NoError(t, err)
+	short := must.Get(region.New(region.PageSize / 2))
 	defer func() { require.NoError(t, errors.Join(own.Close(), other.Close(), short.Leave())) }()
 	for wrong, why := range map[string]string{"": "there is none", "nobody": "nobody", short.Name: fmt.Sprint(region.PageSize / 2)} {
 		b := &Board{own: own.own}

@@ -12,8 +12,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
-	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/cluster"
+	"github.com/c10d-go/c10d/internal/netstage"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -118,7 +118,7 @@ type job struct {
 	plan    *cluster.Plan
 	red     backend.Reduction
 	elem    int
-	network *gloo.StageCall
+	network *netstage.Call
 	results []atomic.Bool // by chunk: the network has ended it
 	o       *group.Operation
 }
@@ -127,40 +127,12 @@ type job struct {
 // part says so first, and says why. The network knows only which rank's data are missing.
 const later = 100 * time.Millisecond
 
-// Issue starts a collective. The ranks have met.
-func (g *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration, c *Call, result ...*tensor.Tensor) (*work.Work, error) {
-	j := job{g: g, c: *c, elem: c.dtype().Size()}
-	kernels := g.why == nil
-	if c.Op.Reduces() {
-		red, err := c.Reduce.Reduction(c.dtype(), g.B.Size)
-		if err != nil {
-			return nil, err
-		}
-		j.red = red
-		if direct.Supports(inner(c.Reduce), c.dtype()) != nil {
-			kernels = false
-		} else if loaded, err := g.combines(ctx, op, c.Print); err != nil {
-			return nil, err
-		} else if !loaded {
-			kernels = false
-		}
+// supported returns why kernels do not do a call, the same on all ranks.
+func (c *Call) supported() error {
+	if !c.Op.Reduces() {
+		return nil
 	}
-	var err error
-	if j.plan, err = g.planned(c, j.elem); err != nil {
-		return nil, err
-	}
-	o := &group.Operation{Print: c.Print, Later: j.plan.Chunks > 1}
-	switch {
-	case kernels:
-		newDeviceJob(j, o)
-	case j.flat():
-		all := append(c.Out[:len(c.Out):len(c.Out)], c.In...)
-		o.Legs = append(group.Legs(group.Both, c.Out...), group.Legs(group.From, c.In...)...)
-		o.Program = &flatJob{job: j, bytes: bytes(all)}
-	default:
-		newHostJob(j, o)
-	}
-	return g.B.Issue(ctx, op, timeout, o, result...)
+	return direct.Supports(inner(c.Reduce), c.dtype())
 }
 
 // inner is the operator of the steps inside. The sum of all is divided once.
@@ -194,7 +166,7 @@ const mostFlat = 8
 // begin issues the network's part. Memory returns that of a step, ended is told of each chunk.
 func (j *job) begin(o *group.Operation, memory func(i int) []byte, ended func(chunk int)) (err error) {
 	j.o = o
-	s := gloo.NetworkStage{Op: o.Info().Op, Plan: j.plan, Memory: memory, Combine: j.red.Combine, Timeout: o.Left() + later}
+	s := netstage.Stage{Op: o.Info().Op, Plan: j.plan, Memory: memory, Combine: j.red.Combine, Timeout: o.Left() + later}
 	j.results = make([]atomic.Bool, j.plan.Chunks)
 	s.Result = func(k int) {
 		j.divide(k, memory)

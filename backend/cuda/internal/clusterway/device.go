@@ -12,7 +12,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
-	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/plan"
@@ -30,12 +29,11 @@ type deviceJob struct {
 	inside   driver.Stream // of kernels, and of what brings elements in order
 	down, up driver.Stream // of copies to the host, and from there
 
-	bufs    [3]driver.Ptr // of the plan
-	chunks  []chunk       // by number
-	slots   int           // bytes of pinned that are slots
-	pinned  driver.HostMemory
-	scratch []driver.Memory
-	temp    driver.Ptr // of steps whose parts differ in length
+	bufs   [3]driver.Ptr // of the plan
+	chunks []chunk       // by number
+	slots  int           // bytes of pinned that are slots
+	pinned driver.HostMemory
+	temp   driver.Ptr // of steps whose parts differ in length
 
 	// Tensors whose elements are elsewhere than in a buffer. They are moved there before the first step,
 	// or back after the last one.
@@ -73,12 +71,8 @@ func newDeviceJob(j job, o *group.Operation) {
 
 // Stage finds a place for everything.
 func (p *deviceJob) Stage(o *group.Operation) (err error) {
-	defer func() {
-		if err != nil {
-			p.Release(o)
-		}
-	}()
 	g := p.g
+	p.o = o
 	p.number = g.kernels.Next()
 	p.comm, p.dev, p.inside = g.kernels.Kernels()
 	if p.down, p.up, err = g.B.Streams(p.dev); err != nil {
@@ -91,7 +85,7 @@ func (p *deviceJob) Stage(o *group.Operation) (err error) {
 	if err = p.temporary(); err != nil {
 		return err
 	}
-	if p.pinned, err = g.B.Pinned.Get(pool.OnHost, p.slots); err != nil {
+	if p.pinned, err = o.Pin(p.slots); err != nil {
 		return err
 	}
 	for i := range o.Legs {
@@ -113,16 +107,6 @@ func (p *deviceJob) streams(l *group.Leg) (err error) {
 	return err
 }
 
-// get returns memory of a device until the operation has ended.
-func (p *deviceJob) get(dev, n int) (driver.Ptr, error) {
-	m, err := p.g.B.Scratch.Get(dev, n)
-	if err != nil {
-		return 0, err
-	}
-	p.scratch = append(p.scratch, m)
-	return m.Ptr(), nil
-}
-
 // place finds memory for the plan's buffers: the tensors' own, if their elements are there in order.
 func (p *deviceJob) place() (err error) {
 	c := &p.c
@@ -130,9 +114,9 @@ func (p *deviceJob) place() (err error) {
 	if c.Op == plan.OpBroadcast {
 		written = c.Out[:1]
 	}
-	at, n, own := p.inOrder(written)
+	at, n, own := place.InOrder(written, p.dev)
 	if p.bufs[plan.Out] = at; !own && n > 0 {
-		if p.bufs[plan.Out], err = p.get(p.dev, n); err != nil {
+		if p.bufs[plan.Out], err = p.o.Scratch(p.dev, n); err != nil {
 			return err
 		}
 	}
@@ -140,7 +124,7 @@ func (p *deviceJob) place() (err error) {
 	switch {
 	case c.Op == plan.OpReduce && c.Root != p.g.B.Rank:
 		// The others' steps write to the buffer, and their tensors stay as they are.
-		if p.bufs[plan.Out], err = p.get(p.dev, bytes(c.In)); err == nil {
+		if p.bufs[plan.Out], err = p.o.Scratch(p.dev, bytes(c.In)); err == nil {
 			p.bring = moves(c.In, p.bufs[plan.Out])
 		}
 		return p.elsewhere(err)
@@ -159,7 +143,7 @@ func (p *deviceJob) place() (err error) {
 		p.back = moves(c.Out, out)
 	}
 	if len(c.In) > 0 {
-		in, m, there := p.inOrder(c.In)
+		in, m, there := place.InOrder(c.In, p.dev)
 		if there && in < at+driver.Ptr(n) && at < in+driver.Ptr(m) && own {
 			// The plan allows one to be this rank's part of the other one.
 			if n > m {
@@ -169,14 +153,14 @@ func (p *deviceJob) place() (err error) {
 			}
 		}
 		if p.bufs[plan.In] = in; !there {
-			if p.bufs[plan.In], err = p.get(p.dev, m); err != nil {
+			if p.bufs[plan.In], err = p.o.Scratch(p.dev, m); err != nil {
 				return err
 			}
 			p.bring = append(p.bring, moves(c.In, p.bufs[plan.In])...)
 		}
 	}
 	if p.plan.Scratch > 0 {
-		p.bufs[plan.Scratch], err = p.get(p.dev, int(p.plan.Scratch))
+		p.bufs[plan.Scratch], err = p.o.Scratch(p.dev, int(p.plan.Scratch))
 	}
 	return p.elsewhere(err)
 }
@@ -186,31 +170,11 @@ func (p *deviceJob) elsewhere(err error) error {
 	for _, list := range [2][]move{p.bring, p.back} {
 		for i := range list {
 			if m := &list[i]; err == nil && m.t.Device().Index != p.dev && !m.t.IsContiguous() {
-				m.own, err = p.get(m.t.Device().Index, m.t.ByteLen())
+				m.own, err = p.o.Scratch(m.t.Device().Index, m.t.ByteLen())
 			}
 		}
 	}
 	return err
-}
-
-// inOrder returns where the elements of tensors lie, one tensor after the other, on the device of the
-// kernels; false if they do not.
-func (p *deviceJob) inOrder(ts []*tensor.Tensor) (at driver.Ptr, bytes int, ok bool) {
-	ok = true
-	for _, t := range ts {
-		n := t.ByteLen()
-		if n == 0 {
-			continue
-		}
-		if t.Device() != (tensor.Device{Type: tensor.CUDA, Index: p.dev}) || !t.IsContiguous() || bytes > 0 && place.Start(t) != at+driver.Ptr(bytes) {
-			ok = false
-		}
-		if ok && bytes == 0 {
-			at = place.Start(t)
-		}
-		bytes += n
-	}
-	return at, bytes, ok
 }
 
 // moves returns where tensors have their elements in a buffer, one tensor after the other.
@@ -287,7 +251,7 @@ func (p *deviceJob) temporary() (err error) {
 		}
 	}
 	if n > 0 {
-		p.temp, err = p.get(p.dev, n)
+		p.temp, err = p.o.Scratch(p.dev, n)
 	}
 	return err
 }
@@ -483,54 +447,13 @@ func (p *deviceJob) Run(o *group.Operation) error {
 		}
 		return p.pinned.Bytes()[at:][:s.Parts[0].Len]
 	}
-	err := p.begin(o, memory, func(k int) {
+	w := &walk{job: &p.job, onDevice: true, begin: func(i, k int) error { return p.turn(p.lost, i, p.chunks[k].turn) }}
+	ended := func(k int) {
 		c := &p.chunks[k]
 		driver.HostAccess(p.g.B.Driver, "the network", driver.Writes(p.pinned.Ptr()+driver.Ptr(c.slot), c.bytes))
 		o.End(c.turn)
-	})
-	if err == nil {
-		err = p.serve(o)
 	}
-	return p.end(p.blame(err))
-}
-
-func (p *deviceJob) serve(o *group.Operation) error {
-	for i := range p.plan.Steps {
-		s := &p.plan.Steps[i]
-		if s.Stage != cluster.Between || s.Finish {
-			continue
-		}
-		c := &p.chunks[s.Chunk]
-		if i != c.steps[len(c.steps)-1] {
-			continue
-		}
-		if err := p.turn(p.lost, i, c.turn); err != nil {
-			if err == errNetwork {
-				return err
-			}
-			return p.at(p.before(i), err)
-		}
-		for _, k := range c.steps {
-			if err := p.network.Ready(k); err != nil {
-				return errNetwork
-			}
-		}
-	}
-	<-p.network.Done()
-	if p.network.Err() != nil {
-		return errNetwork
-	}
-	return nil
-}
-
-// before returns the step inside the cluster that step i between clusters comes after, i if there is none.
-func (p *deviceJob) before(i int) int {
-	for k := range i {
-		if s := &p.plan.Steps[k]; s.Stage == cluster.Before && s.Chunk == p.plan.Steps[i].Chunk {
-			return k
-		}
-	}
-	return i
+	return w.serve(o, memory, ended, p.blame)
 }
 
 // lost returns why the kernels will not come to an end.
@@ -566,15 +489,3 @@ func (p *deviceJob) blame(err error) error {
 
 // Err returns why the kernels' results are of no use.
 func (p *deviceJob) Err() error { return p.comm.Err() }
-
-// Release gives everything back.
-func (p *deviceJob) Release(*group.Operation) {
-	for _, m := range p.scratch {
-		p.g.B.Scratch.Put(m.Device().Index, m)
-	}
-	p.scratch = nil
-	if p.pinned != nil {
-		p.g.B.Pinned.Put(pool.OnHost, p.pinned)
-		p.pinned = nil
-	}
-}

@@ -34,6 +34,9 @@
 // page-locked memory and back. [Group.Inside] does the steps inside there. All kinds of clusters may be in one
 // group: what they send to each other is the same.
 //
+// On one host, clusters may be cliques: ranks whose devices reach each other. There all clusters of several ranks have
+// kernels, or no call goes through them (Group.KernelsOnly, decision 58).
+//
 // # Tensors on the CPU
 //
 // A rank in a cluster without kernels may pass tensors in CPU memory. In other clusters package cuda copies them

@@ -1,10 +1,10 @@
 package clusterway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -14,61 +14,59 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
-	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
-	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/cluster"
+	"github.com/c10d-go/c10d/internal/netstage"
 	"github.com/c10d-go/c10d/internal/plan"
-	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
-
-// Network runs the steps between clusters.
-type Network interface {
-	Stage(ctx context.Context, s gloo.NetworkStage) (*gloo.StageCall, error)
-}
 
 // Group is what a rank has for the collectives of a group whose ranks form several clusters.
 type Group struct {
 	B       *group.Engine
 	Layout  *cluster.Layout
-	Network Network
-	Inside  backend.Backend // of this cluster's ranks, by place, for their CPU tensors; nil if there is one rank
-	Chunk   int             // about how many bytes of a buffer go through the stages at a time
+	Network netstage.Backend // runs the steps between clusters
+	Inside  backend.Backend  // of this cluster's ranks, by place, for their CPU tensors; nil if there is one rank
+	Chunk   int              // about how many bytes of a buffer go through the stages at a time
+
+	// KernelsOnly has the group refuse calls that not all clusters of several ranks have kernels for. Inside is not used
+	// then.
+	KernelsOnly bool
 
 	// Form returns how the kernels of this cluster do an operation of so many bytes: of the buffer, or of
 	// one rank's part. The ranks of the cluster need the same.
 	Form func(op plan.Op, bytes int) direct.Form
 
-	plans    *cluster.Cache
-	kernels  *directway.Group
-	combined atomic.Uint32 // the dtypes whose kernels the ranks have loaded, as far as they have any; a bit each
+	plans   *cluster.Cache
+	kernels *directway.Group
 
 	meeting sync.Mutex
 	met     atomic.Bool
 	why     error // why there are no kernels; known once the ranks have met
+	refused error // with KernelsOnly, why some cluster of several ranks has none
 }
 
-// New returns the group of a rank. Plans is the directory of its plans' files; empty means none. The kernels of some
-// dtypes are loaded when the ranks meet.
-func New(
-	b *group.Engine, l *cluster.Layout, n Network, inside backend.Backend, chunk int, plans string, some []tensor.DType,
-) *Group {
+// New returns the group of a rank. Plans is the directory of its plans' files; empty means none. All kernels are loaded
+// when the ranks meet: steps add the bits of parts whose lengths differ.
+func New(b *group.Engine, l *cluster.Layout, n netstage.Backend, inside backend.Backend, chunk int, plans string) *Group {
 	members := l.Members(l.Cluster(b.Rank))
-	g := &Group{
+	return &Group{
 		B: b, Layout: l, Network: n, Inside: inside, Chunk: chunk, plans: cluster.NewCache(l, plans),
 		kernels: &directway.Group{B: b, Members: members},
 	}
-	// Steps add the bits of parts whose lengths differ.
-	g.kernels.DTypes = slices.Concat(some, []tensor.DType{tensor.Uint8, tensor.Int64})
-	for _, d := range g.kernels.DTypes {
-		g.combined.Or(1 << d)
-	}
-	return g
 }
 
 // Ranks returns how many ranks this cluster has.
 func (g *Group) Ranks() int { return g.kernels.Size() }
+
+// Can returns why the group does not do a call, nil if it does. The answer is the same on all ranks. With KernelsOnly it
+// may change when the ranks meet.
+func (g *Group) Can(c *Call) error {
+	if err := cmp.Or(g.Refused(), c.Supports(g.B.Size)); err != nil || !g.KernelsOnly || !g.met.Load() {
+		return err
+	}
+	return c.supported()
+}
 
 // Meet finds out, with the other ranks, whether this cluster has kernels. All ranks come to the first
 // call in the order of the group's collectives. Dev is the device of the rank's kernels.
@@ -82,7 +80,13 @@ func (g *Group) Meet(ctx context.Context, op work.OpType, dev int, print board.C
 		return nil
 	}
 	err := g.B.Together(ctx, op, print, func(q *group.Operation) (err error) {
-		g.why, err = g.kernels.Connect(q, dev, g.lacks())
+		if g.why, err = g.kernels.Connect(q, dev, g.lacks()); err == nil && g.KernelsOnly {
+			var why error
+			if g.Ranks() > 1 && g.why != nil {
+				why = fmt.Errorf("no kernels in its cluster: %w", g.why)
+			}
+			g.refused, _, err = g.B.Hear(q.Ctx, q.Left(), group.Told(why, nil))
+		}
 		return err
 	})
 	if err == nil {
@@ -91,29 +95,13 @@ func (g *Group) Meet(ctx context.Context, op work.OpType, dev int, print board.C
 	return err
 }
 
-// combines reports whether this cluster has kernels for a reduction. The first one of a dtype loads them: all ranks
-// come to it in the order of the group's collectives.
-func (g *Group) combines(ctx context.Context, op work.OpType, print board.Call) (bool, error) {
-	there := func() bool { return g.combined.Load()>>print.DType&1 != 0 }
-	if there() {
-		return g.kernels.Combines(print.DType), nil
+// Refused returns why some cluster has no kernels, and the group therefore no operations. It is nil before the ranks
+// have met.
+func (g *Group) Refused() error {
+	if !g.met.Load() {
+		return nil
 	}
-	if err := group.Captured(ctx, op); err != nil {
-		return false, err
-	}
-	g.meeting.Lock()
-	defer g.meeting.Unlock()
-	if !there() {
-		err := g.B.Together(ctx, op, print, func(q *group.Operation) error {
-			_, err := g.kernels.Load(q, print.DType)
-			return err
-		})
-		if err != nil {
-			return false, err
-		}
-		g.combined.Or(1 << print.DType)
-	}
-	return g.kernels.Combines(print.DType), nil
+	return g.refused
 }
 
 // Keep has the driver load the kernels that this cluster's ranks need when they meet.
@@ -141,9 +129,6 @@ func (g *Group) Why() error {
 	}
 	return g.why
 }
-
-// Before implements the engine's way: its operations are ordered by the engine's tracker.
-func (g *Group) Before(func(driver.Stream, ...driver.Access), []*place.Place) {}
 
 // Abort ends the kernels, and what the hosts do inside.
 func (g *Group) Abort() {

@@ -10,94 +10,127 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
-	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/internal/cluster"
 	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
-// Ranks of clusters without kernels run the steps inside on the host, in the order of the plan.
-
-// hosted runs a plan on buffers in CPU memory.
-type hosted struct {
+// walk is the host's way through a plan. Ranks of clusters without kernels run the steps inside there too. Of others the
+// host has the steps between clusters only, and the devices' streams have the rest.
+type walk struct {
 	*job
-	bufs  [3][]byte
-	begun []bool // by chunk: its memory may be used
+	onDevice bool
+	bufs     [3][]byte // on the host
+	begun    []bool    // by chunk: its memory may be used
 
-	// Begin, if not nil, waits until a chunk's memory may be used. End is told when it is not used any
-	// more.
-	begin func(chunk int) error
+	// Begin, if not nil, waits until a chunk's memory may be used, at the chunk's first step for the host. End, if not
+	// nil, is told when the host does not use it any more.
+	begin func(step, chunk int) error
 	end   func(chunk int)
 
 	awake chan struct{} // the network has ended a chunk
 }
 
-// serve runs the plan. When it returns nobody uses the buffers.
-func (h *hosted) serve(o *group.Operation) error {
-	h.bufs[plan.Scratch] = make([]byte, h.plan.Scratch)
-	h.begun, h.awake = make([]bool, h.plan.Chunks), make(chan struct{}, 1)
-	memory := func(i int) []byte {
-		s := &h.plan.Steps[i]
-		return h.bufs[s.Dst][s.Parts[0].Dst:][:s.Parts[0].Len]
-	}
-	err := h.job.begin(o, memory, func(int) {
-		select {
-		case h.awake <- struct{}{}:
-		default:
-		}
-	})
+// serve runs the plan. Memory returns that of a step between clusters. When it returns nobody uses the memory.
+func (w *walk) serve(o *group.Operation, memory func(i int) []byte, ended func(chunk int), blame func(err error) error) error {
+	w.begun = make([]bool, w.plan.Chunks)
+	err := w.job.begin(o, memory, ended)
 	if err == nil {
-		err = h.steps(o)
+		err = w.steps(o)
 	}
-	return h.job.end(err)
+	return w.job.end(blame(err))
 }
 
-func (h *hosted) steps(o *group.Operation) error {
-	last := make([]int, h.plan.Chunks)
-	for i := range h.plan.Steps {
-		last[h.plan.Steps[i].Chunk] = i
+// onHost is serve for a plan whose buffers are in CPU memory.
+func (w *walk) onHost(o *group.Operation) error {
+	w.bufs[plan.Scratch] = make([]byte, w.plan.Scratch)
+	w.awake = make(chan struct{}, 1)
+	memory := func(i int) []byte {
+		s := &w.plan.Steps[i]
+		return w.bufs[s.Dst][s.Parts[0].Dst:][:s.Parts[0].Len]
 	}
-	for i := range h.plan.Steps {
-		s := &h.plan.Steps[i]
-		if h.begin != nil && !h.begun[s.Chunk] {
-			if err := h.begin(s.Chunk); err == errNetwork {
+	ended := func(int) {
+		select {
+		case w.awake <- struct{}{}:
+		default:
+		}
+	}
+	return w.serve(o, memory, ended, func(err error) error { return err })
+}
+
+func (w *walk) steps(o *group.Operation) error {
+	last := make([]int, w.plan.Chunks) // the last step of a chunk for the host
+	for i := range w.plan.Steps {
+		if s := &w.plan.Steps[i]; !w.onDevice || s.Stage == cluster.Between && !s.Finish {
+			last[s.Chunk] = i
+		}
+	}
+	for i := range w.plan.Steps {
+		s := &w.plan.Steps[i]
+		if w.onDevice && (s.Stage != cluster.Between || i != last[s.Chunk]) {
+			continue // the devices do it, or the host with the chunk's last step
+		}
+		if w.begin != nil && !w.begun[s.Chunk] {
+			if err := w.begin(i, s.Chunk); err == errNetwork {
 				return err
 			} else if err != nil {
-				return h.at(i, err)
+				return w.at(w.held(i), err)
 			}
 		}
-		h.begun[s.Chunk] = true
+		w.begun[s.Chunk] = true
 		var err error
 		switch {
 		case s.Finish:
-			err = h.await(s.Chunk)
+			err = w.await(s.Chunk)
 		case s.Stage == cluster.Between:
-			if h.network.Ready(i) != nil {
-				err = errNetwork
-			}
+			err = w.ready(i)
 		default:
-			err = h.inside(o, s)
+			err = w.inside(o, s)
 		}
 		switch {
 		case err == errNetwork:
 			return err
 		case err != nil:
-			return h.at(i, err)
+			return w.at(i, err)
 		}
-		if h.end != nil && last[s.Chunk] == i {
-			h.end(s.Chunk)
+		if w.end != nil && last[s.Chunk] == i {
+			w.end(s.Chunk)
 		}
 	}
-	<-h.network.Done()
-	if h.network.Err() != nil {
+	<-w.network.Done()
+	if w.network.Err() != nil {
 		return errNetwork
 	}
 	return nil
 }
 
+// ready has the network do step i. Where the devices do the others, these are all of its chunk up to i.
+func (w *walk) ready(i int) error {
+	for k := range i + 1 {
+		s := &w.plan.Steps[k]
+		if k != i && (!w.onDevice || s.Stage != cluster.Between || s.Finish || s.Chunk != w.plan.Steps[i].Chunk) {
+			continue
+		}
+		if w.network.Ready(k) != nil {
+			return errNetwork
+		}
+	}
+	return nil
+}
+
+// held returns the step of the devices that step i waits for, i if there is none.
+func (w *walk) held(i int) int {
+	for k := range i {
+		if s := &w.plan.Steps[k]; w.onDevice && s.Stage == cluster.Before && s.Chunk == w.plan.Steps[i].Chunk {
+			return k
+		}
+	}
+	return i
+}
+
 // await waits for the network's part of a chunk.
-func (h *hosted) await(chunk int) error {
+func (h *walk) await(chunk int) error {
 	for {
 		if h.results[chunk].Load() {
 			return nil
@@ -116,7 +149,7 @@ func (h *hosted) await(chunk int) error {
 }
 
 // inside runs a step inside the cluster.
-func (h *hosted) inside(o *group.Operation, s *cluster.Step) error {
+func (h *walk) inside(o *group.Operation, s *cluster.Step) error {
 	src := func(p *cluster.Part) []byte { return h.bufs[s.Src][p.Src : p.Src+p.Len] }
 	dst := func(p *cluster.Part) []byte { return h.bufs[s.Dst][p.Dst : p.Dst+p.Len] }
 	if len(s.Ranks) == 1 {
@@ -180,7 +213,7 @@ func (h *hosted) inside(o *group.Operation, s *cluster.Step) error {
 }
 
 // collect runs a gather inside the cluster.
-func (h *hosted) collect(ctx context.Context, o *group.Operation, s *cluster.Step, src, dst func(*cluster.Part) []byte) error {
+func (h *walk) collect(ctx context.Context, o *group.Operation, s *cluster.Step, src, dst func(*cluster.Part) []byte) error {
 	me := h.g.Layout.Place(h.g.B.Rank)
 	var own []byte
 	lists := make([][]byte, len(s.Ranks))
@@ -273,7 +306,7 @@ func (p *flatJob) Stage(o *group.Operation) (err error) {
 			c.lo, c.hi = min(c.lo, lo), max(c.hi, hi)
 		}
 	}
-	p.pinned, err = p.g.B.Pinned.Get(pool.OnHost, p.bytes)
+	p.pinned, err = o.Pin(p.bytes)
 	return err
 }
 
@@ -313,8 +346,8 @@ func (p *flatJob) Fill(o *group.Operation, b *edges.Batch) error {
 // Run does the stages.
 func (p *flatJob) Run(o *group.Operation) error {
 	buf := p.pinned.Bytes()[:p.bytes]
-	h := &hosted{job: &p.job, bufs: [3][]byte{plan.Out: buf}}
-	h.begin = func(k int) error {
+	h := &walk{job: &p.job, bufs: [3][]byte{plan.Out: buf}}
+	h.begin = func(_, k int) error {
 		c := &p.chunks[k]
 		if err := p.turn(nil, 0, c.turn); err != nil {
 			return err
@@ -329,19 +362,11 @@ func (p *flatJob) Run(o *group.Operation) error {
 		driver.HostAccess(p.g.B.Driver, "the stages on the host", driver.Writes(p.pinned.Ptr()+driver.Ptr(c.lo), c.hi-c.lo))
 		o.End(c.turn)
 	}
-	return h.serve(o)
+	return h.onHost(o)
 }
 
 // Err implements group.Program.
 func (p *flatJob) Err() error { return nil }
-
-// Release gives the memory back.
-func (p *flatJob) Release(*group.Operation) {
-	if p.pinned != nil {
-		p.g.B.Pinned.Put(pool.OnHost, p.pinned)
-		p.pinned = nil
-	}
-}
 
 // newHostJob makes an operation whose tensors are on the host before the first step: all that are not as a
 // flatJob needs them. The engine copies device tensors there and back.
@@ -387,7 +412,7 @@ func newHostJob(j job, o *group.Operation) {
 
 // onHost runs the plan on tensors in CPU memory.
 func (j *job) onHost(o *group.Operation, out, in []*tensor.Tensor) error {
-	h := &hosted{job: j}
+	h := &walk{job: j}
 	written := out
 	if j.c.Op == plan.OpBroadcast {
 		written = out[:1]
@@ -415,7 +440,7 @@ func (j *job) onHost(o *group.Operation, out, in []*tensor.Tensor) error {
 			j.red.Before(h.bufs[plan.Out])
 		}
 	}
-	if err := h.serve(o); err != nil {
+	if err := h.onHost(o); err != nil {
 		return err
 	}
 	rest := h.bufs[plan.Out]

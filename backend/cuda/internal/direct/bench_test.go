@@ -19,6 +19,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -40,8 +41,7 @@ func BenchmarkNCCL(t *testing.B) {
 	file := t.TempDir() + "/ours"
 	t.Setenv("C10D_DIRECT_OUT", file)
 	processes(t, "bench")
-	ours, err := os.ReadFile(file)
-	require.NoError(t, err)
+	ours := must.Get(os.ReadFile(file))
 	cmd := exec.Command("python3", "testdata/nccl.py")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("SIZES=%s", strings.Trim(fmt.Sprint(sizes()), "[]")), fmt.Sprintf("RANKS=%d", gpuRanks))
 	cmd.Stderr = os.Stderr
@@ -91,18 +91,10 @@ func BenchmarkShapes(t *testing.B) {
 
 func shapes(m *member) error {
 	room := max(number("C10D_DIRECT_MOST", 64<<20), 256<<20)
-	mem, err := m.v.Alloc(2 * room)
-	if err != nil {
-		return err
-	}
+	mem := must.Get(m.v.Alloc(2 * room))
 	defer mem.Close()
-	if err := m.s.Memset(mem.Ptr(), 0x3f, 2*room); err != nil {
-		return err
-	}
-	into, err := m.into(mem)
-	if err != nil {
-		return err
-	}
+	must.Do(m.s.Memset(mem.Ptr(), 0x3f, 2*room))
+	into := must.Get(m.into(mem))
 	in, out := mem.Ptr(), mem.Ptr()+driver.Ptr(room)
 	most, _ := m.w.Shape()
 	for _, kind := range strings.Fields(cmp.Or(os.Getenv("C10D_DIRECT_SHAPES"), "all_reduce")) {
@@ -125,10 +117,7 @@ func shapes(m *member) error {
 							continue
 						}
 						direct.SetShape(m.c, shape)
-						us, err := m.inGraph(n, func() error { return m.shaped(kind, out, in, n, into) })
-						if err != nil {
-							return err
-						}
+						us := must.Get(m.inGraph(n, func() error { return m.shaped(kind, out, in, n, into) }))
 						line += fmt.Sprintf("  %s %dx%d %.2f", form, blocks, threads, us)
 					}
 				}
@@ -176,37 +165,19 @@ func (m *member) shaped(kind string, out, in driver.Ptr, n int, into direct.Into
 	return m.c.AllReduce(m.s, out, in, n/4, tensor.Float32, backend.Sum(), direct.Form{})
 }
 
-// BenchmarkMoves prints us a call in a graph for moves from a root, through the rings and straight to
-// registered memory. C10D_DIRECT_LEAST and C10D_DIRECT_MOST are the bytes.
-func BenchmarkMoves(t *testing.B) {
-	gpus(t)
-	processes(t, "moves")
-}
-
 func moves(m *member) error {
 	room := number("C10D_DIRECT_MOST", 256<<20)
-	mem, err := m.v.Alloc(room)
-	if err != nil {
-		return err
-	}
+	mem := must.Get(m.v.Alloc(room))
 	defer mem.Close()
-	if err := m.s.Memset(mem.Ptr(), 0x3f, room); err != nil {
-		return err
-	}
-	into, err := m.into(mem)
-	if err != nil {
-		return err
-	}
+	must.Do(m.s.Memset(mem.Ptr(), 0x3f, room))
+	into := must.Get(m.into(mem))
 	for n := number("C10D_DIRECT_LEAST", 1<<20); n <= room; n *= 4 {
 		for _, way := range []direct.Into{{}, into} {
 			line := fmt.Sprintf("broadcast %9d straight %5v", n, way.Region != 0)
 			for root := range m.ranks {
 				for _, blocks := range []int{8, 16, 32, 64, 128} {
 					form := direct.Form{Blocks: blocks, Into: way}
-					us, err := m.inGraph(n, func() error { return m.c.Broadcast(m.s, mem.Ptr(), n, root, form) })
-					if err != nil {
-						return err
-					}
+					us := must.Get(m.inGraph(n, func() error { return m.c.Broadcast(m.s, mem.Ptr(), n, root, form) }))
 					line += fmt.Sprintf("  from %d, %d blocks %.1f", root, blocks, us)
 				}
 			}
@@ -226,19 +197,11 @@ func sizes() []int {
 
 func bench(m *member) error {
 	room := 1 << 30
-	mem, err := m.v.Alloc(2 * room)
-	if err != nil {
-		return err
-	}
+	mem := must.Get(m.v.Alloc(2 * room))
 	defer mem.Close()
-	if err := m.s.Memset(mem.Ptr(), 0x3f, 2*room); err != nil {
-		return err
-	}
+	must.Do(m.s.Memset(mem.Ptr(), 0x3f, 2*room))
 	in, out := mem.Ptr(), mem.Ptr()+driver.Ptr(room)
-	into, err := m.into(mem)
-	if err != nil {
-		return err
-	}
+	into := must.Get(m.into(mem))
 	var table bytes.Buffer
 	row := func(name string, d tensor.DType, n int, call func() error) error {
 		v, err := m.measure(n, call)
@@ -252,21 +215,15 @@ func bench(m *member) error {
 		for _, n := range sizes() {
 			form := direct.Form{Into: into, TwoShot: int64(n) > ways.OneShotUpTo(m.ranks)}
 			all := func() error { return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), form) }
-			if err := row("all_reduce", d, n, all); err != nil {
-				return err
-			}
-			if err := row("ring_all_reduce", d, n, func() error {
+			must.Do(row("all_reduce", d, n, all))
+			must.Do(row("ring_all_reduce", d, n, func() error {
 				return m.c.AllReduce(m.s, out, in, n/d.Size(), d, backend.Sum(), direct.Form{Ring: true})
-			}); err != nil {
-				return err
-			}
+			}))
 			if m.ranks == 2 {
 				continue
 			}
 			if form.TwoShot = !form.TwoShot; n <= 4<<20 || form.TwoShot {
-				if err := row("other_form", d, n, all); err != nil {
-					return err
-				}
+				must.Do(row("other_form", d, n, all))
 			}
 		}
 	}
@@ -281,31 +238,22 @@ func bench(m *member) error {
 			if ring {
 				name = "ring_"
 			}
-			if err := row(name+"reduce_scatter", d, n, func() error {
+			must.Do(row(name+"reduce_scatter", d, n, func() error {
 				return m.c.ReduceScatter(m.s, out, in, n/d.Size()/m.ranks, d, backend.Sum(), form)
-			}); err != nil {
-				return err
-			}
+			}))
 			gather := func() error { return m.c.AllGather(m.s, out, in, n/m.ranks, form) }
-			if err := row(name+"all_gather", d, n, gather); err != nil {
-				return err
-			}
+			must.Do(row(name+"all_gather", d, n, gather))
 		}
-		if err := row("all_to_all", d, n, func() error { return m.c.AllToAll(m.s, out, in, n/m.ranks) }); err != nil {
-			return err
-		}
+		parts := equal(n/m.ranks, m.ranks)
+		must.Do(row("all_to_all", d, n, func() error { return m.c.AllToAllV(m.s, out, in, parts, parts, direct.Form{}) }))
 		form := direct.Form{TwoShot: int64(n) > ways.OneShotUpTo(m.ranks)}
 		if m.c.BroadcastSpreads(n, form) {
 			form.Into = into
 		}
-		if err := row("broadcast", d, n, func() error { return m.c.Broadcast(m.s, out, n, 0, form) }); err != nil {
-			return err
-		}
-		if err := row("reduce", d, n, func() error {
+		must.Do(row("broadcast", d, n, func() error { return m.c.Broadcast(m.s, out, n, 0, form) }))
+		must.Do(row("reduce", d, n, func() error {
 			return m.c.Reduce(m.s, out, out, n/d.Size(), d, backend.Sum(), 0, form)
-		}); err != nil {
-			return err
-		}
+		}))
 	}
 	for _, d := range []tensor.DType{tensor.Float16, tensor.Float64, tensor.Int32, tensor.Int8} {
 		for _, n := range []int{8 << 10, 1 << 20, 64 << 20} {
@@ -402,10 +350,7 @@ func (m *member) measure(n int, call func() error) (us [3]float64, err error) {
 
 // spin waits for the stream as fast as the host can.
 func (m *member) spin() error {
-	e, err := m.s.Record()
-	if err != nil {
-		return err
-	}
+	e := must.Get(m.s.Record())
 	defer e.Release()
 	for {
 		if done, err := e.Done(); done || err != nil {
@@ -415,11 +360,9 @@ func (m *member) spin() error {
 }
 
 // slowest returns the greatest time of all ranks.
-func (m *member) slowest(t float64) (float64, error) {
-	all, err := m.exchange(m.ctx, binary.LittleEndian.AppendUint64(nil, math.Float64bits(t)))
-	if err != nil {
-		return 0, err
-	}
+func (m *member) slowest(t float64) (_ float64, err error) {
+	defer must.Catch(&err)
+	all := must.Get(m.exchange(m.ctx, binary.LittleEndian.AppendUint64(nil, math.Float64bits(t))))
 	for _, b := range all {
 		t = max(t, math.Float64frombits(binary.LittleEndian.Uint64(b)))
 	}

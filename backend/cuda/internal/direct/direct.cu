@@ -104,14 +104,10 @@ enum { Sum, Product, Min, Max, BAnd, BOr, BXor };
 template <class To, class From> DEVICE To bits(From v) { return __builtin_bit_cast(To, v); }
 
 // The arithmetic of a dtype works on words of 4 or 8 bytes, in which there are one or
-// more elements. Element is what unaligned memory is accessed by. Where every pattern of
-// bits is data, tiles with words of all ones get a key; a word of floats that is all ones
-// is one NaN or two.
+// more elements. Whole numbers have operators of bits.
 struct F32 {
   typedef u32 Word;
-  typedef u32 Element;
-  static const bool keyed = false, whole = false;
-  static const u32 nan = 0x7fffffff;
+  static const bool whole = false;
   // Min and max keep the first where a comparison with NaN decides nothing.
   template <int op> DEVICE float of(float a, float b) {
     return op == Sum ? a + b : op == Product ? a * b : op == Min ? (b < a ? b : a) : (a < b ? b : a);
@@ -123,10 +119,7 @@ struct F32 {
 
 struct F64 {
   typedef u64 Word;
-  typedef u64 Element;
-  static const bool keyed = true, whole = false;
-  static const u32 nan = 0;
-  // The sum of two NaNs is one of them: the order of the operands shows.
+  static const bool whole = false;
   template <int op> DEVICE double of(double a, double b) {
     return op == Sum ? a + b : op == Product ? a * b : op == Min ? (b < a ? b : a) : (a < b ? b : a);
   }
@@ -139,9 +132,7 @@ struct F64 {
 // return one of the operands' bits.
 template <class Format> struct Narrow {
   typedef u32 Word;
-  typedef u16 Element;
-  static const bool keyed = false, whole = false;
-  static const u32 nan = 0x7fff7fff;
+  static const bool whole = false;
   template <int op> DEVICE u32 pick(u32 a, u32 b) {
     bool low = op == Min ? Format::low(b) < Format::low(a) : Format::low(a) < Format::low(b);
     bool high = op == Min ? Format::high(b) < Format::high(a) : Format::high(a) < Format::high(b);
@@ -191,9 +182,7 @@ struct Brain {
 // Whole numbers wrap: all but Min and Max take them as unsigned.
 template <class U, class T> struct Integer {
   typedef U Word;
-  typedef U Element;
-  static const bool keyed = true, whole = true;
-  static const u32 nan = 0;
+  static const bool whole = true;
   template <int op> DEVICE U combine(U a, U b) {
     switch (op) {
     case Sum: return a + b;
@@ -212,9 +201,7 @@ template <class U, class T> struct Integer {
 // Four bytes. What is not wanted often takes one after the other.
 template <class T> struct Bytes {
   typedef u32 Word;
-  typedef u8 Element;
-  static const bool keyed = true, whole = true;
-  static const u32 nan = 0;
+  static const bool whole = true;
   template <int op> DEVICE u32 combine(u32 a, u32 b) {
     if (op == Sum) return ((a & 0x7f7f7f7f) + (b & 0x7f7f7f7f)) ^ ((a ^ b) & 0x80808080);
     if (op == BAnd) return a & b;
@@ -240,53 +227,122 @@ template <class T> struct Bytes {
 
 template <class W> struct Words { W v[16 / sizeof(W)]; };
 
-// combineTile does a[u] = a[u] op b[u], or b[u] op a[u].
-template <class M, int U, int op> DEVICE void combineTile(Vec *a, const Vec *b, bool swapped) {
+// combineTile does a[u] = a[u] op b[u].
+template <class M, int U, int op> DEVICE void combineTile(Vec *a, const Vec *b) {
   typedef Words<typename M::Word> W;
 #pragma unroll
   for (int u = 0; u < U; u++) {
-    W x = bits<W>(swapped ? b[u] : a[u]), y = bits<W>(swapped ? a[u] : b[u]);
+    W x = bits<W>(a[u]), y = bits<W>(b[u]);
 #pragma unroll
     for (u32 k = 0; k < 16 / sizeof(x.v[0]); k++) x.v[k] = M::template combine<op>(x.v[k], y.v[k]);
     a[u] = bits<Vec>(x);
   }
 }
 
-template <class M, int U> DEVICE void combine(u32 op, Vec *a, const Vec *b, bool swapped) {
-  switch (op) {
-  case Sum: combineTile<M, U, Sum>(a, b, swapped); return;
-  case Product: combineTile<M, U, Product>(a, b, swapped); return;
-  case Min: combineTile<M, U, Min>(a, b, swapped); return;
-  case Max: combineTile<M, U, Max>(a, b, swapped); return;
-  }
-  if constexpr (M::whole)
-    switch (op) {
-    case BAnd: combineTile<M, U, BAnd>(a, b, false); return;
-    case BOr: combineTile<M, U, BOr>(a, b, false); return;
-    case BXor: combineTile<M, U, BXor>(a, b, false); return;
+template <class M> DEVICE void scale(Vec *a, u64 by) {
+  typedef Words<typename M::Word> W;
+  W x = bits<W>(*a);
+#pragma unroll
+  for (u32 k = 0; k < 16 / sizeof(x.v[0]); k++) x.v[k] = M::scaled(x.v[k], by);
+  *a = bits<Vec>(x);
+}
+
+template <class M> DEVICE void divide(Vec *a, u32 by) {
+  typedef Words<typename M::Word> W;
+  W x = bits<W>(*a);
+#pragma unroll
+  for (u32 k = 0; k < 16 / sizeof(x.v[0]); k++) x.v[k] = M::divided(x.v[k], by);
+  *a = bits<Vec>(x);
+}
+
+// Dtypes, as the host numbers them.
+enum { Float32, BFloat16, Float16, Float64, Int8, Uint8, Int32, Int64 };
+
+// A family is dtypes that share kernels, because most of a kernel moves bytes. Each calls f with the arithmetic of a
+// dtype. Element is what unaligned memory is accessed by.
+//
+// Gradients need no keys: a word that is all ones is one NaN or two, and becomes another NaN.
+struct Gradients {
+  typedef u16 Element;
+  static const bool keyed = false;
+  static const u32 nan = 0x7fff7fff; // of any of them
+  template <class F> DEVICE void each(u32 type, F f) {
+    switch (type) {
+    case Float32: f(F32()); return;
+    case BFloat16: f(Narrow<Brain>()); return;
+    default: f(Narrow<Half>()); return;
     }
+  }
+};
+
+// Of the others every pattern of bits is data: tiles with words of all ones get a key.
+struct Others {
+  typedef u8 Element;
+  static const bool keyed = true;
+  static const u32 nan = 0;
+  template <class F> DEVICE void each(u32 type, F f) {
+    switch (type) {
+    case Float64: f(F64()); return;
+    case Int32: f(Integer<u32, i32>()); return;
+    case Int64: f(Integer<u64, i64>()); return;
+    default: f(Bytes<u8>()); return; // signed bytes: see combine
+    }
+  }
+};
+
+// add does a[u] += b[u].
+template <class Family, int U> DEVICE void add(u32 type, Vec *a, const Vec *b) {
+  Family::each(type, [&](auto m) { combineTile<decltype(m), U, Sum>(a, b); });
 }
 
-template <class M, int U> DEVICE void scale(Vec *a, u64 by) {
-  typedef Words<typename M::Word> W;
+// The rest of the arithmetic stays out of the kernels: a op b, and a multiplied by a factor, or divided by a number if
+// that is no power of two.
+template <class Family> OUTLINE Vec combine(u32 type, u32 op, Vec a, Vec b) {
+  const u32 flip = type == Int8 && (op == Min || op == Max) ? 0x80808080 : 0;
+  a ^= (Vec)(flip), b ^= (Vec)(flip);
+  Family::each(type, [&](auto m) {
+    typedef decltype(m) M;
+    switch (op) {
+    case Sum: combineTile<M, 1, Sum>(&a, &b); return;
+    case Product: combineTile<M, 1, Product>(&a, &b); return;
+    case Min: combineTile<M, 1, Min>(&a, &b); return;
+    case Max: combineTile<M, 1, Max>(&a, &b); return;
+    }
+    if constexpr (M::whole)
+      switch (op) {
+      case BAnd: combineTile<M, 1, BAnd>(&a, &b); return;
+      case BOr: combineTile<M, 1, BOr>(&a, &b); return;
+      case BXor: combineTile<M, 1, BXor>(&a, &b); return;
+      }
+  });
+  return a ^ (Vec)(flip);
+}
+template <class Family> OUTLINE Vec scaled(u32 type, Vec a, u64 factor, u32 by) {
+  Family::each(type, [&](auto m) {
+    // To multiply by 1/2 or 1/4 gives the same bits as to divide, and is as fast for tiny numbers as for others.
+    if ((by & (by - 1)) == 0) scale<decltype(m)>(&a, factor);
+    else divide<decltype(m)>(&a, by);
+  });
+  return a;
+}
+
+// inTurn replaces each vector of a tile by what f makes of it. It is one place of code: the vectors change places.
+template <int U, class F> DEVICE void inTurn(Vec *v, F f) {
+#pragma unroll 1
+  for (int k = 0; k < U; k++) {
+    const Vec x = f(v[0]);
 #pragma unroll
-  for (int u = 0; u < U; u++) {
-    W x = bits<W>(a[u]);
-#pragma unroll
-    for (u32 k = 0; k < 16 / sizeof(x.v[0]); k++) x.v[k] = M::scaled(x.v[k], by);
-    a[u] = bits<Vec>(x);
+    for (int u = 1; u < U; u++) v[u - 1] = v[u];
+    v[U - 1] = x;
   }
 }
 
-template <class M, int U> DEVICE void divide(Vec *a, u32 by) {
-  typedef Words<typename M::Word> W;
-#pragma unroll
-  for (int u = 0; u < U; u++) {
-    W x = bits<W>(a[u]);
-#pragma unroll
-    for (u32 k = 0; k < 16 / sizeof(x.v[0]); k++) x.v[k] = M::divided(x.v[k], by);
-    a[u] = bits<Vec>(x);
-  }
+// average divides a result, unless by is 0 or 1.
+template <class Family, int U> DEVICE void average(u32 type, Vec *v, u32 by, u64 factor) {
+  if (__builtin_expect(by <= 1, 1)) return;
+  if constexpr (U == 1) // a call of a function shows in short calls
+    if (!Family::keyed && type == Float32 && (by & (by - 1)) == 0) return scale<F32>(v, factor);
+  inTurn<U>(v, [&](Vec x) { return scaled<Family>(type, x, factor, by); });
 }
 
 // Peer is where this rank writes at another one.
@@ -316,7 +372,7 @@ struct Call {
   u32 ranks, rank;
   u32 channels; // of a ring
   u32 depth;    // slots of a channel's ring, a power of two
-  u32 op;
+  u16 op, type; // the operator, and the dtype of elements
   u32 by;       // what the outcome is divided by
   u32 scaled;   // operands are multiplied by factor
   u32 align;    // all addresses and lengths of parts, or-ed
@@ -456,50 +512,37 @@ struct Channel {
   u32 all;         // channels
 };
 
-// fetchPart gets a vector of which n bytes are there, by elements, or by words where words
-// are aligned; the rest is zeros.
+// fetchPart gets a vector of which n bytes are there, by words where all of them are whole and aligned, or by elements.
+// The rest is zeros.
 template <class T> OUTLINE Vec fetchPart(const u8 *p, u64 n, bool words) {
   Vec v = (Vec)(0);
-  if (n == 0) return v;
+  if (__builtin_expect(words && (n >= 16 || n % 4 == 0), 1)) {
 #pragma unroll
-  for (u32 k = 0; k < 4; k++) {
-    if (sizeof(T) == 8) {
-      if (k % 2 == 0) {
-        u64 e = n >= 4 * k + 8 ? ((const u64 *)p)[k / 2] : 0;
-        v[k] = (u32)e, v[k + 1] = (u32)(e >> 32);
-      }
-      continue;
-    }
-    u32 word = 0;
-    if (sizeof(T) == 4 || (words && n >= 4 * k + 4)) {
-      if (n >= 4 * k + 4) word = ((const u32 *)p)[k];
-      v[k] = word;
-      continue;
-    }
+    for (u32 k = 0; k < 4; k++)
+      if (n >= 4 * k + 4) v[k] = ((const u32 *)p)[k];
+    return v;
+  }
+#pragma unroll
+  for (u32 k = 0; k < 4; k++)
 #pragma unroll 1
     for (u32 j = 0; j < 4 && n >= 4 * k + j + sizeof(T); j += sizeof(T)) {
       const u8 *e = p + 4 * k + j;
-      word |= (sizeof(T) == 2 ? (u32)*(const u16 *)e : (u32)*e) << (8 * j);
+      v[k] |= (sizeof(T) == 2 ? (u32)*(const u16 *)e : (u32)*e) << (8 * j);
     }
-    v[k] = word;
-  }
   return v;
 }
 
 // keepPart puts the first n bytes of a vector, in the same way.
 template <class T> OUTLINE void keepPart(u8 *p, u64 n, bool words, Vec v) {
-  if (n == 0) return;
+  if (__builtin_expect(words && (n >= 16 || n % 4 == 0), 1)) {
+#pragma unroll
+    for (u32 k = 0; k < 4; k++)
+      if (n >= 4 * k + 4) ((u32 *)p)[k] = v[k];
+    return;
+  }
 #pragma unroll
   for (u32 k = 0; k < 4; k++) {
-    if (sizeof(T) == 8) {
-      if (k % 2 == 0 && n >= 4 * k + 8) ((u64 *)p)[k / 2] = (u64)v[k + 1] << 32 | v[k];
-      continue;
-    }
     u32 word = v[k];
-    if (sizeof(T) == 4 || (words && n >= 4 * k + 4)) {
-      if (n >= 4 * k + 4) ((u32 *)p)[k] = word;
-      continue;
-    }
 #pragma unroll 1
     for (u32 j = 0; j < 4 && n >= 4 * k + j + sizeof(T); j += sizeof(T), word >>= 8 * sizeof(T)) {
       u8 *e = p + 4 * k + j;
@@ -513,9 +556,9 @@ template <class T> OUTLINE void keepPart(u8 *p, u64 n, bool words, Vec v) {
 DEVICE u64 reach(u64 end, u64 offset) { return offset < end ? end - offset : 0; }
 
 // Kernel is what a kernel does with tiles of U vectors a lane, for N ranks, or any number if
-// N is 0. Plain ones only add.
-template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
-  typedef typename M::Element T;
+// N is 0.
+template <class Family, int U, int N, bool Gather> struct Kernel {
+  typedef typename Family::Element T;
 
   static const u32 tile = U * lanes, slotVecs = (N == 2 ? 4 : 2) * lanes; // vectors
 
@@ -545,50 +588,53 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 
   // fetch gets tile i of a part. Beyond its end are zeros.
   DEVICE void fetch(const Call &c, const Channel &ch, const Part &a, u32 i, Vec *v) {
-    u64 o = at(ch, i) + ch.lane * 16;
+    const u64 o = at(ch, i) + ch.lane * 16;
     if (__builtin_expect(i < a.whole, 1)) {
 #pragma unroll
       for (int u = 0; u < U; u++) v[u] = load((const Vec *)(a.p + o) + u * lanes);
       return;
     }
 #pragma unroll
-    for (int u = 0; u < U; u++, o += lanes * 16) v[u] = fetchPart<T>(a.p + o, reach(a.bytes, o), (c.align & 3) == 0);
+    for (int u = 0; u < U; u++)
+      v[u] = fetchPart<T>(a.p + o + u * lanes * 16, reach(a.bytes, o + u * lanes * 16), (c.align & 3) == 0);
   }
 
   // keep puts tile i to a part.
   DEVICE void keep(const Call &c, const Channel &ch, const Part &a, u32 i, const Vec *v) {
-    u64 o = at(ch, i) + ch.lane * 16;
+    const u64 o = at(ch, i) + ch.lane * 16;
     if (__builtin_expect(i < a.whole, 1)) {
 #pragma unroll
       for (int u = 0; u < U; u++) store((Vec *)(a.p + o) + u * lanes, v[u]);
       return;
     }
 #pragma unroll
-    for (int u = 0; u < U; u++, o += lanes * 16) keepPart<T>(a.p + o, reach(a.bytes, o), (c.align & 3) == 0, v[u]);
+    for (int u = 0; u < U; u++)
+      keepPart<T>(a.p + o + u * lanes * 16, reach(a.bytes, o + u * lanes * 16), (c.align & 3) == 0, v[u]);
   }
 
-  // prepare multiplies by the factor, and leaves nothing that is all ones. All ranks compute with that, so that they
-  // get the same bits.
-  DEVICE void prepare(const Call &c, Vec *v) {
+  // prepare multiplies by the factor, which plain calls have not, and leaves nothing that is all ones. All ranks compute
+  // with that, so that they get the same bits.
+  DEVICE void prepare(const Call &c, Vec *v, bool plain = false) {
     if (Gather) return;
-    if (!Plain && c.scaled) scale<M, U>(v, c.factor);
+    if (!plain && __builtin_expect(c.scaled, 0))
+      inTurn<U>(v, [&](Vec x) { return scaled<Family>(c.type, x, c.factor, 1); });
     free(v);
   }
 
   // free changes what is all ones to a NaN that is not.
   DEVICE void free(Vec *v) {
-    if (M::keyed) return;
+    if (Family::keyed) return;
 #pragma unroll
     for (int u = 0; u < U; u++)
 #pragma unroll
-      for (int k = 0; k < 4; k++) v[u][k] = v[u][k] == Free ? M::nan : v[u][k];
+      for (int k = 0; k < 4; k++) v[u][k] = v[u][k] == Free ? Family::nan : v[u][k];
   }
 
   // seal changes a tile of n vectors so that no word is all ones. Most tiles have no such word, and stay as they are. In
   // others all words are XORed with a key, and the first word is replaced by Marked. A tile that begins with Marked is one
   // of the others. It returns what goes to the slot's place for a key, of lane 0: the key, and the first word above it.
   DEVICE u64 seal(const Channel &ch, u32 n, Vec *v) {
-    if (!M::keyed || __builtin_expect(!any(has(ch, n, v, Free) || marked(ch, v)), 1)) return NoKey;
+    if (!Family::keyed || __builtin_expect(!any(has(ch, n, v, Free) || marked(ch, v)), 1)) return NoKey;
     u32 key = 0;
 #pragma unroll 1
     while (any(has(ch, n, v, ~key))) key += nextKey;
@@ -636,7 +682,7 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 
   // fillSlot writes what seal has changed.
   DEVICE void fillSlot(const Call &c, const Channel &ch, u32 peer, u64 slot, u32 n, const Vec *v, u64 key) {
-    if (M::keyed && __builtin_expect(key != NoKey, 0) && ch.lane == 0) put(c.peers[peer].keys + slot, key);
+    if (Family::keyed && __builtin_expect(key != NoKey, 0) && ch.lane == 0) put(c.peers[peer].keys + slot, key);
     Vec *to = c.peers[peer].slots + slot * slotVecs + ch.lane;
 #pragma unroll
     for (int u = 0; u < U; u++)
@@ -709,8 +755,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
         break;
       }
     }
-    if (!M::keyed && !ok) return false;
-    if (M::keyed && __builtin_expect(!all(ok && !marked(ch, v)), 0)) {
+    if (!Family::keyed && !ok) return false;
+    if (Family::keyed && __builtin_expect(!all(ok && !marked(ch, v)), 0)) {
       if (!all(ok) || !unseal(c, ch, peer, t, slot, v)) return false;
     }
 #pragma unroll
@@ -766,12 +812,19 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     end(c, ch, ch.tiles, dealt < ch.all ? dealt : ch.all);
   }
 
-  // average divides a result by the number that the call names.
-  DEVICE void average(const Call &c, Vec *v) {
-    if (c.by <= 1) return;
-    // To multiply by 1/2 or 1/4 gives the same bits as to divide, and is as fast for tiny numbers as for others.
-    if (Plain || (c.by & (c.by - 1)) == 0) scale<M, U>(v, c.factor);
-    else divide<M, U>(v, c.by);
+  // combines does a[u] = a[u] op b[u], or b[u] op a[u].
+  DEVICE void combines(const Call &c, Vec *a, const Vec *b, bool swapped) {
+    // The sum of two NaNs of float64 is one of them: the order shows.
+    const bool shows = Family::keyed && swapped && c.type == Float64;
+    if (__builtin_expect(c.op == Sum && !shows, 1)) return add<Family, U>(c.type, a, b);
+    Vec y[U];
+    copy(y, b);
+    inTurn<U>(a, [&](Vec x) {
+      const Vec z = y[0];
+#pragma unroll
+      for (int u = 1; u < U; u++) y[u - 1] = y[u];
+      return combine<Family>(c.type, c.op, swapped ? z : x, swapped ? x : z);
+    });
   }
 
   // longTiles is from how many tiles a channel a call is long.
@@ -795,20 +848,20 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
     Vec own[U], next[U], later[U], x[U];
     fetch(c, ch, ahead, 0, next);
     if (!Head && !begin(c, ch)) return false;
-    prepare(c, next);
+    prepare(c, next, Head);
     if (!push(c, ch, 0, gives ? vecs(ch, 0) : 1, next)) return false;
     if (1 < ch.tiles) fetch(c, ch, ahead, 1, later);
     for (u32 i = 0; i < ch.tiles; i++) {
       copy(own, next);
       if (i + 1 < ch.tiles) {
         copy(next, later);
-        prepare(c, next);
+        prepare(c, next, Head);
         if (gives && !push(c, ch, i + 1, vecs(ch, i + 1), next)) return false;
         if (i + 2 < ch.tiles) fetch(c, ch, ahead, i + 2, later);
       }
       if (parts) {
         fetch(c, ch, mine, i, own);
-        prepare(c, own);
+        prepare(c, own, Head);
       }
       if ((owner || i == 0) && !take(c, ch, 1 - c.rank, i, owner ? vecs(ch, i) : 1, x)) return false;
       if (!owner) {
@@ -817,9 +870,9 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
         keep(c, ch, to(c, ch, c.rank), i, own);
         keep(c, ch, to(c, ch, 1 - c.rank), i, x);
       } else {
-        if (Plain) combineTile<M, U, Sum>(own, x, false);
-        else combine<M, U>(c.op, own, x, c.rank == 1);
-        average(c, own);
+        if (Head) add<Family, U>(c.type, own, x);
+        else combines(c, own, x, c.rank == 1);
+        average<Family, U>(c.type, own, c.by, c.factor);
         keep(c, ch, result, i, own);
         if (Head && also != nullptr) {
           if (i % lookTiles == 0) {
@@ -975,8 +1028,8 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
         break;
       }
     }
-    if (!M::keyed && !ok) return false;
-    if constexpr (M::keyed) {
+    if (!Family::keyed && !ok) return false;
+    if constexpr (Family::keyed) {
       u32 keyed = 0;
 #pragma unroll
       for (u32 g = 0; g < G; g++)
@@ -1038,25 +1091,27 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
       for (u32 k = 0; k < crowd; k++)
         if (first + k == c.rank) copy(v[k], own);
       if (!Gather && c.op == Sum) {
+        Family::each(c.type, [&](auto m) {
 #pragma unroll
-        for (u32 k = 0; k < crowd; k++) {
-          if (first + k == 0) copy(sum, v[k]);
-          else if (first + k < c.ranks) combineTile<M, U, Sum>(sum, v[k], false);
-        }
+          for (u32 k = 0; k < crowd; k++) {
+            if (first + k == 0) copy(sum, v[k]);
+            else if (first + k < c.ranks) combineTile<decltype(m), U, Sum>(sum, v[k]);
+          }
+        });
         continue;
       }
       // One place for the rest of the arithmetic keeps the kernel short.
 #pragma unroll 1
       for (u32 r = first; r < first + crowd && r < c.ranks; r++) {
         if (r == roles.first()) copy(sum, v[0]);
-        else if constexpr (!Gather) combine<M, U>(c.op, sum, v[0], false);
+        else if constexpr (!Gather) combines(c, sum, v[0], false);
 #pragma unroll
         for (u32 k = 1; k < crowd; k++) copy(v[k - 1], v[k]);
       }
     }
     if (!roles.owner) return true;
     copy(own, sum);
-    if (!Gather) average(c, own);
+    if (!Gather) average<Family, U>(c.type, own, c.by, c.factor);
     return true;
   }
 
@@ -1347,10 +1402,10 @@ template <class M, int U, int N, bool Gather, bool Plain> struct Kernel {
 #pragma unroll
         for (u32 b = 0; b < batch; b++) {
           if (i + b >= end) continue;
-          prepare(c, own[b]);
-          prepare(c, x[b]);
-          combineTile<M, U, Sum>(own[b], x[b], false);
-          average(c, own[b]);
+          prepare(c, own[b], true);
+          prepare(c, x[b], true);
+          add<Family, U>(c.type, own[b], x[b]);
+          average<Family, U>(c.type, own[b], c.by, c.factor);
           keep(c, ch, result, i + b, own[b]);
         }
       }
@@ -1412,7 +1467,7 @@ OUTLINE void unlike(u32 *host, u32 *failed, u32 peer, u32 channel, u32 tile) {
 // If all ranks are open, and the spans are long, the tiles behind the first ones go straight to where they
 // are to be. Such a call counts three tiles: the third says that all is there.
 template <int U, int N> struct Mover {
-  typedef Kernel<Bytes<u8>, U, N, true, false> K;
+  typedef Kernel<Others, U, N, true> K;
 
   // fewTiles is up to how many tiles a channel go through the rings: what is written straight has to be fenced, and its
   // end told. All channels do the same, because each one writes tiles of all of them.
@@ -1736,88 +1791,46 @@ template <int U, int N> struct Mover {
   }
 };
 
+#endif
+
+// Each text has kernels for two ranks or for more. Tiles are of one vector a lane, or of 4 with two ranks and 2 with
+// more. What is seldom wanted has no large tiles.
+#define RUN(name, Family, U, N, Gather) \
+  KERNEL c10d_direct_##name(Call c) { Kernel<Family, U, N, Gather>::run(c); }
+#define BOTH(name, Family, U, Gather) \
+  KERNEL c10d_direct_##name(Call c) { Kernel<Family, U, 0, Gather>::template both<false>(c, nullptr); }
+#define SPREAD(name, Family, Gather) \
+  KERNEL c10d_direct_##name(Move m) { Kernel<Family, 2, 0, Gather>::template both<true>(m.c, &m); }
 #define MOVE(name, U, N) \
-  KERNEL c10d_direct_move_##name(Move m) { Mover<U, N>::run(m); }
+  KERNEL c10d_direct_##name(Move m) { Mover<U, N>::run(m); }
 
-#ifdef TWO
-MOVE(small_2, 1, 2)
-MOVE(large_2, 4, 2)
-#else
-MOVE(small_n, 1, 0)
-MOVE(large_n, 2, 0)
-KERNEL c10d_direct_move_both_small_n(Call c) { Kernel<Bytes<u8>, 1, 0, true, false>::both<false>(c, nullptr); }
-KERNEL c10d_direct_move_both_large_n(Call c) { Kernel<Bytes<u8>, 2, 0, true, false>::both<false>(c, nullptr); }
-KERNEL c10d_direct_move_spread_n(Move m) { Kernel<Bytes<u8>, 2, 0, true, false>::both<true>(m.c, &m); }
-#endif
-#endif
-
-#define ONE(name, M, U, N) \
-  KERNEL c10d_direct_##name(Call c) { Kernel<M, U, N, false, false>::run(c); }
-
-// With two ranks, tiles of 1 or 4 vectors a lane; with more, of 1 or 2. Each of the two has texts of its own.
-#ifdef TWO
-#define REDUCE(name, ...)                     \
-  typedef __VA_ARGS__ name##Math;             \
-  ONE(name##_small_2, name##Math, 1, 2)       \
-  ONE(name##_large_2, name##Math, 4, 2)
-#else
-#define REDUCE(name, ...)                     \
-  typedef __VA_ARGS__ name##Math;             \
-  ONE(name##_small_n, name##Math, 1, 0)       \
-  ONE(name##_large_n, name##Math, 2, 0)       \
-  KERNEL c10d_direct_##name##_both_small_n(Call c) { Kernel<name##Math, 1, 0, false, false>::both<false>(c, nullptr); } \
-  KERNEL c10d_direct_##name##_both_large_n(Call c) { Kernel<name##Math, 2, 0, false, false>::both<false>(c, nullptr); }
-#endif
-
-// What gradients have. Sums and averages of two ranks are wanted most: the less a small kernel reads of itself from
-// memory, the sooner it ends. Calls of few blocks write straight to the other ranks.
-#ifdef TWO
-#define SUM(name) \
-  KERNEL c10d_direct_##name##_sum_small_2(Call c) { Kernel<name##Math, 1, 2, false, true>::run(c); } \
-  KERNEL c10d_direct_##name##_sum_large_2(Call c) { Kernel<name##Math, 4, 2, false, true>::run(c); } \
-  KERNEL c10d_direct_##name##_spread_2(Spread s) { Kernel<name##Math, 4, 2, false, true>::spread(s); }
-#else
-#define SUM(name) \
-  KERNEL c10d_direct_##name##_spread_n(Move m) { Kernel<name##Math, 2, 0, false, false>::both<true>(m.c, &m); }
-#endif
-
-#ifdef KERNELS_float32
-REDUCE(float32, F32)
-SUM(float32)
-#endif
-#ifdef KERNELS_float64
-REDUCE(float64, F64)
-#endif
-#ifdef KERNELS_float16
-REDUCE(float16, Narrow<Half>)
-SUM(float16)
-#endif
-#ifdef KERNELS_bfloat16
-REDUCE(bfloat16, Narrow<Brain>)
-SUM(bfloat16)
-#endif
-#ifdef KERNELS_int8
-REDUCE(int8, Bytes<i8>)
-#endif
-#ifdef KERNELS_uint8
-REDUCE(uint8, Bytes<u8>)
-#endif
-#ifdef KERNELS_int32
-REDUCE(int32, Integer<u32, i32>)
-#endif
-#ifdef KERNELS_int64
-REDUCE(int64, Integer<u64, i64>)
-#endif
-
-#ifdef KERNELS_gather
-#define GATHER(name, U, N) \
-  KERNEL c10d_direct_gather_##name(Call c) { Kernel<Bytes<u8>, U, N, true, false>::run(c); }
-
-#ifdef TWO
-GATHER(small_2, 1, 2)
-GATHER(large_2, 4, 2)
-#else
-GATHER(small_n, 1, 0)
-GATHER(large_n, 2, 0)
-#endif
+#if defined KERNELS_gradients && defined TWO
+RUN(gradients_small_2, Gradients, 1, 2, false)
+RUN(gradients_large_2, Gradients, 4, 2, false)
+KERNEL c10d_direct_gradients_spread_2(Spread s) { Kernel<Gradients, 4, 2, false>::spread(s); }
+#elif defined KERNELS_gradients
+RUN(gradients_small_n, Gradients, 1, 0, false)
+RUN(gradients_large_n, Gradients, 2, 0, false)
+BOTH(gradients_both_small_n, Gradients, 1, false)
+BOTH(gradients_both_large_n, Gradients, 2, false)
+SPREAD(gradients_spread_n, Gradients, false)
+#elif defined KERNELS_others && defined TWO
+RUN(others_small_2, Others, 1, 2, false)
+RUN(others_large_2, Others, 4, 2, false)
+#elif defined KERNELS_others
+RUN(others_small_n, Others, 1, 0, false)
+BOTH(others_both_small_n, Others, 1, false)
+#elif defined KERNELS_gather && defined TWO
+RUN(gather_small_2, Others, 1, 2, true)
+RUN(gather_large_2, Others, 4, 2, true)
+#elif defined KERNELS_gather
+RUN(gather_small_n, Others, 1, 0, true)
+#elif defined KERNELS_move && defined TWO
+MOVE(move_small_2, 1, 2)
+MOVE(move_large_2, 4, 2)
+#elif defined KERNELS_move
+MOVE(move_small_n, 1, 0)
+MOVE(move_large_n, 2, 0)
+BOTH(move_both_small_n, Others, 1, true)
+SPREAD(move_spread_n, Others, true)
 #endif

@@ -2,81 +2,54 @@ package direct
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"fmt"
 	"math"
-	"os"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// TestKernels holds that the texts have the kernels that calls ask for.
-func TestKernels(t *testing.T) {
-	for _, name := range append(names(), gathers, moves) {
-		for _, ranks := range []int{2, 3, 8} {
-			text := image(name, ranks)
-			small, large := kernels(name, ranks)
-			require.Contains(t, string(text), ".entry "+small+"(")
-			require.Contains(t, string(text), ".entry "+large+"(")
-		}
-	}
-	names := make(map[string]bool)
-	there := func(b []byte, kernels ...string) {
-		for _, name := range kernels {
-			require.Contains(t, string(b), ".entry "+name+"(")
-			names[name] = true
-		}
-	}
-	for _, ranks := range []int{2, 8} {
-		Images(ranks, nil, there)
-		MoveImages(ranks, there)
-	}
-	RingImage(there)
-	entries := 0
-	for _, text := range images() {
-		entries += bytes.Count(text, []byte(".entry "))
-	}
-	require.Len(t, names, entries)
+// every calls f with each PTX text.
+func every(f func(image []byte, kernels ...string)) {
+	Images(2, nil, f)
+	Images(window.MostRanks, nil, f)
+	RingImage(f)
 }
 
-// TestUnsigned holds that the texts of uint8 are those that the compiler makes.
-func TestUnsigned(t *testing.T) {
-	sums, err := os.ReadFile("../../ptx.sum")
-	require.NoError(t, err)
-	for _, ranks := range []int{2, window.MostRanks} {
-		name := "uint8" + group(ranks)
-		hash := sha256.Sum256(images()[name])
-		require.Contains(t, string(sums), fmt.Sprintf("# %x  backend/cuda/internal/direct/ptx/%s.ptx\n", hash, name))
-	}
+// TestKernels holds that the texts have the kernels that calls ask for, and no others.
+func TestKernels(t *testing.T) {
+	every(func(b []byte, kernels ...string) {
+		for _, name := range kernels {
+			require.Contains(t, string(b), ".entry "+name+"(")
+		}
+		require.Equal(t, len(kernels), bytes.Count(b, []byte(".entry ")), "%v", kernels)
+	})
 }
 
 // TestText holds what the compiler must not do: contract or approximate arithmetic, flush
 // subnormal numbers, or put anything into memory of the stack, which would slow every call.
 func TestText(t *testing.T) {
-	for name, b := range images() {
-		text := string(b)
+	every(func(b []byte, _ ...string) {
 		for _, not := range []string{"fma.rn.f32", "fma.rn.f64", "approx", "div.full", ".ftz", ".local"} {
-			require.NotContains(t, text, not, name)
+			require.NotContains(t, string(b), not)
 		}
-		parameters := []int{callBytes}
-		switch {
-		case name == rings:
-			parameters = []int{ringBytes}
-		case strings.HasPrefix(name, moves):
-			parameters = []int{moveBytes}
-		case strings.HasSuffix(name, group(window.MostRanks)) && strings.Contains(text, "_spread_"):
-			parameters = append(parameters, moveBytes)
-		}
-		for _, n := range parameters {
-			require.True(t, strings.Contains(text, fmt.Sprintf("_param_0[%d]", n)), "the parameter of the kernels of %s", name)
+	})
+	bytes := map[Job]int{
+		OneShotJob: len(raw(new(Call))), TwoShotsJob: len(raw(new(Call))),
+		StraightJob: len(raw(new(Move))), SpreadJob: len(raw(new(Spread))), MoveJob: len(raw(new(Move))),
+	}
+	for _, ranks := range []int{2, window.MostRanks} {
+		for _, k := range kernelsOf(ranks) {
+			parameter := fmt.Sprintf("%s_param_0[%d]", entry(k.name, ranks), bytes[k.job])
+			require.Contains(t, string(image(k.text+group(ranks))), parameter)
 		}
 	}
+	require.Contains(t, string(image(rings)), fmt.Sprintf("_param_0[%d]", len(raw(new(Ring)))))
 }
 
 func TestSupports(t *testing.T) {
@@ -106,15 +79,12 @@ func TestSupports(t *testing.T) {
 			require.Equal(t, err == nil, Supports(op, d) == nil, "%v of %v", op, d)
 		}
 	}
-	r, err := reduction(backend.Avg(), tensor.Float32, 3)
-	require.NoError(t, err)
+	r := must.Get(reduction(backend.Avg(), tensor.Float32, 3))
 	require.Equal(t, reduced{by: 3}, r)
-	r, err = reduction(backend.Avg(), tensor.Float32, 4)
-	require.NoError(t, err)
+	r = must.Get(reduction(backend.Avg(), tensor.Float32, 4))
 	require.Equal(t, reduced{by: 4, factor: uint64(math.Float32bits(0.25))}, r)
-	r, err = reduction(backend.PreMulSum(-2), tensor.Int8, 3)
-	require.NoError(t, err)
-	require.Equal(t, reduced{scaled: 1, factor: math.MaxUint64 - 1}, r)
+	r = must.Get(reduction(backend.PreMulSum(-2), tensor.Int8, 3))
+	require.Equal(t, reduced{scaled: 1, dtype: 4, factor: math.MaxUint64 - 1}, r)
 }
 
 // TestShapeOf holds that every call fits the window, whatever the limits.
@@ -168,7 +138,7 @@ func TestOpen(t *testing.T) {
 	m.take = [window.MostRanks]Span{{0, 64}, {64, 0}, {128, 4096}} // this is rank 0
 	into, open, told := m.open(0, 3, 4096)
 	require.True(t, open && told)
-	require.Equal(t, [window.MostRanks]Place{2: {3, 0x40 + 128}}, into)
+	require.Equal(t, [window.MostRanks]Place{2: At(3, 0x40+128)}, into)
 
 	none := [window.MostRanks]Place{}
 	closed := func(change func(m *movement)) {

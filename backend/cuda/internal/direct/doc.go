@@ -27,19 +27,6 @@
 // After a failure all calls return it, see Comm.Err. The caller then ends its group, or
 // resets the window on all ranks.
 //
-// # What the backend does with it
-//
-// Package cuda uses it through directway. Any user follows these steps:
-//
-//   - Before: Supports tells whether there is a kernel. Ranks that share a device, or whose devices
-//     do not reach each other, get an error from New or window.Connect.
-//   - Once a group and device: connect a window and make a Comm. Give the PTX texts of [Images] and
-//     [MoveImages] to driver.Keep, so that nothing is compiled while streams wait. [Comm.Load] loads the kernels of
-//     a dtype later.
-//   - A call: order the stream after earlier uses of the tensors, then call the method. It has
-//     ended when an event after the launch has passed, or Comm.Ended says so; Comm.Err says how.
-//   - When a peer has died or the time is over: window.Abort on every rank.
-//
 // # Bits
 //
 // Every rank combines the operands in the order of the ranks, so all get the same bits in
@@ -47,7 +34,7 @@
 // step, and the sign of zero is exact. Infinite results and subnormal numbers stay as they
 // are. A NaN stays a NaN, but its payload may change:
 //
-//   - a float32 of 0xffffffff is taken as 0x7fffffff
+//   - a float32 of 0xffffffff is taken as 0x7fff7fff
 //   - a pair of float16 or bfloat16 of 0xffff each, in a word of 4 bytes, as 0x7fff each
 //   - the payload of a NaN that was computed is the device's
 //
@@ -203,34 +190,8 @@
 //
 // # Measurements
 //
-// Two H100, a process each, against NCCL 2.28.9 through PyTorch 2.11 in the same run: us a call
-// in a CUDA graph of 20, and the ratio. Calls that are queued, and calls with a wait, have
-// ratios of 0.1 to 0.5 up to 4 MiB. go test -run '^$' -bench NCCL -benchtime 1x repeats it.
+// docs/benchmarks.md has the times of two and four GPUs, and how to repeat them.
 //
-//	bytes    all_reduce f32   all_reduce bf16   reduce_scatter   all_gather     all_to_all
-//	8        3.00     0.29    3.16     0.30
-//	8 KiB    2.87     0.26    2.88     0.26
-//	64 KiB   3.18     0.27    3.16     0.27    3.18     0.30    3.28     0.29  3.36     0.28
-//	256 KiB  3.74     0.29    3.76     0.29    3.37     0.28    3.59     0.30  3.59     0.28
-//	1 MiB    6.22     0.35    6.22     0.34    4.63     0.31    4.78     0.30  4.76     0.27
-//	4 MiB    15.57    0.42    15.55    0.43    9.91     0.36    9.64     0.31  9.67     0.38
-//	16 MiB   52.37    0.64    52.28    0.64    30.14    0.52    28.16    0.46  28.66    0.50
-//	64 MiB   194.9    0.76    194.8    0.77    103.7    0.62    103.7    0.63  105.6    0.69
-//	256 MiB  754.7    0.84    755.1    0.85    385.5    0.68    379.9    0.69  381.6    0.76
-//
-// The bytes are those of the longer one of input and output. Integers and float64 take up to
-// 5 % longer than float32.
-//
-// An all_reduce of float32 with 16 blocks and registered memory takes, on two H100:
-//
-//	4 MiB    22.6  0.60
-//	16 MiB   68.5  0.84
-//	64 MiB   222   0.87
-//	256 MiB  825   0.91
-//
-// docs/benchmarks.md has the times of moves and lanes through the backend.
-//
-// A machine that has not compiled the kernels before takes 4 to 7 s for those of all dtypes. For more than two
-// ranks it took 20 to 36 s, when four ranks compiled at once. CUDA keeps the result. Those of one dtype, with all that
-// combine nothing, are a quarter of the lines.
+// New takes 2 s on a machine that has not compiled the kernels before. With more than two ranks it takes 7 s, and up
+// to 10 s when four ranks compile at once. CUDA keeps the result. The kernels of the other dtypes take 2 s more.
 package direct

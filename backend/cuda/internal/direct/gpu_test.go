@@ -28,6 +28,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/backend/cuda/internal/registered"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -127,15 +128,12 @@ func child(rank int, job string) error {
 	if job == "bench" || job == "moves" {
 		u.direct = direct.Straight(u.direct, 0)
 	}
-	err = with(ctx, u, d, rank, rank, func(_ context.Context, mine []byte) ([][]byte, error) {
-		if err := send(out, mine); err != nil {
-			return nil, err
-		}
+	err = with(ctx, u, d, rank, rank, func(_ context.Context, mine []byte) (_ [][]byte, err error) {
+		defer must.Catch(&err)
+		must.Do(send(out, mine))
 		all := make([][]byte, gpuRanks)
 		for r := range all {
-			if all[r], err = receive(in); err != nil {
-				return nil, err
-			}
+			all[r] = must.Get(receive(in))
 		}
 		return all, nil
 	}, jobs[job])
@@ -143,8 +141,7 @@ func child(rank int, job string) error {
 }
 
 func send(w io.Writer, b []byte) error {
-	_, err := w.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(b))), b...))
-	return err
+	return must.Err(w.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(b))), b...)))
 }
 
 func receive(r io.Reader) ([]byte, error) {
@@ -174,10 +171,8 @@ func processes(t testing.TB, job string) {
 		cmd := exec.CommandContext(ctx, os.Args[0])
 		cmd.Env = append(os.Environ(), childRank+"="+strconv.Itoa(r), childJob+"="+job)
 		cmd.Stderr = os.Stderr
-		in, err := cmd.StdinPipe()
-		require.NoError(t, err)
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
+		in := must.Get(cmd.StdinPipe())
+		out := must.Get(cmd.StdoutPipe())
 		require.NoError(t, cmd.Start())
 		ends = append(ends, end{in, bufio.NewReader(out)})
 		defer func() { require.NoError(t, errors.Join(cmd.Wait(), errs[r])) }()
@@ -221,6 +216,12 @@ func threads(t *testing.T, u setup, drivers []driver.Driver, job func(m *member)
 	}
 	wait.Wait()
 	require.NoError(t, errors.Join(errs...))
+}
+
+// ended returns the error of a job, whether it is returned or given to must.
+func ended(job func(m *member) error, m *member) (err error) {
+	defer must.Catch(&err)
+	return job(m)
 }
 
 // one is the same driver for all ranks.
@@ -342,7 +343,7 @@ func with(ctx context.Context, u setup, d driver.Driver, device, rank int, excha
 	if err = m.meet(); err != nil {
 		return err
 	}
-	if err = job(m); err != nil {
+	if err = ended(job, m); err != nil {
 		return err
 	}
 	err = m.sync()
@@ -397,20 +398,15 @@ func (m *member) into(mem driver.Memory) (to direct.Into, err error) {
 
 // meet waits for the other ranks.
 func (m *member) meet() error {
-	_, err := m.exchange(m.ctx, []byte{1})
-	return err
+	return must.Err(m.exchange(m.ctx, []byte{1}))
 }
 
 // sync waits for the stream.
-func (m *member) sync() error {
-	e, err := m.s.Record()
-	if err != nil {
-		return err
-	}
+func (m *member) sync() (err error) {
+	defer must.Catch(&err)
+	e := must.Get(m.s.Record())
 	defer e.Release()
-	if err := e.Sync(m.ctx); err != nil {
-		return err
-	}
+	must.Do(e.Sync(m.ctx))
 	return m.w.Err()
 }
 
@@ -420,7 +416,7 @@ func TestThreads(t *testing.T) { threads(t, onGPUs(), one(gpus(t), gpuRanks), jo
 // same time.
 func TestManyRanks(t *testing.T) {
 	d := gpus(t)
-	for _, ranks := range []int{3, 4, 8} {
+	for _, ranks := range []int{2, 3, 4, 8} {
 		t.Run(strconv.Itoa(ranks), func(t *testing.T) {
 			u := onGPUs()
 			u.ranks, u.most = ranks, 1<<20
@@ -670,7 +666,8 @@ func fill(b []byte, d tensor.DType, seed uint64) {
 }
 
 // expect returns what a rank gets.
-func (o operation) expect(rank int, in [][]byte) ([]byte, error) {
+func (o operation) expect(rank int, in [][]byte) (_ []byte, err error) {
+	defer must.Catch(&err)
 	n, ranks := o.n*o.d.Size(), len(in)
 	switch o.kind {
 	case reduce:
@@ -718,10 +715,7 @@ func (o operation) expect(rank int, in [][]byte) ([]byte, error) {
 	var out []byte
 	each := (n + 16*ranks - 1) / (16 * ranks) * 16
 	for r := range ranks {
-		x, err := o.combined(from(r), in, func(b []byte) []byte { return b[min(r*each, n):min((r+1)*each, n)] })
-		if err != nil {
-			return nil, err
-		}
+		x := must.Get(o.combined(from(r), in, func(b []byte) []byte { return b[min(r*each, n):min((r+1)*each, n)] }))
 		out = append(out, x...)
 	}
 	return out, nil
@@ -783,27 +777,20 @@ func isNaN(d tensor.DType, b []byte) bool {
 // check runs random operations, a few at a time, and compares what they make with the CPU's
 // arithmetic, and all ranks' bits with each other.
 func check(m *member, rounds, most int) error {
+	var err error
 	const atOnce, guard = 8, 256
 	room := atOnce * (2*m.ranks*(most+64) + 2*guard)
 	if most > 16<<20 {
 		room /= atOnce
 	}
-	mem, err := m.v.Alloc(room)
-	if err != nil {
-		return err
-	}
+	mem := must.Get(m.v.Alloc(room))
 	defer mem.Close()
-	host, err := m.d.AllocHost(room)
-	if err != nil {
-		return err
-	}
+	host := must.Get(m.d.AllocHost(room))
 	defer host.Close()
 	// To make memory may wait for the device, and with it for a rank of this process.
 	var into direct.Into
 	if m.memory != nil {
-		if into, err = m.into(mem); err != nil {
-			return err
-		}
+		into = must.Get(m.into(mem))
 	}
 	seed := uint64(number("C10D_DIRECT_SEED", 1))
 	g := rand.New(rand.NewPCG(seed, 7)) // the same on all ranks
@@ -870,14 +857,10 @@ func check(m *member, rounds, most int) error {
 			copy(b[o.src:], o.in[m.rank])
 		}
 		before := bytes.Clone(b)
-		if err := m.s.Copy(mem.Ptr(), host.Ptr(), len(b)); err != nil {
-			return err
-		}
+		must.Do(m.s.Copy(mem.Ptr(), host.Ptr(), len(b)))
 		if mine.IntN(2) == 0 && m.delay != nil {
 			l := driver.Launch{Function: m.delay, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1}, Args: new(driver.Args).Uint64(uint64(mine.IntN(200000)))}
-			if err := m.s.Launch(&l); err != nil {
-				return err
-			}
+			must.Do(m.s.Launch(&l))
 		}
 		for _, o := range list {
 			dst, src := mem.Ptr()+driver.Ptr(o.dst), mem.Ptr()+driver.Ptr(o.src)
@@ -889,18 +872,13 @@ func check(m *member, rounds, most int) error {
 				return fmt.Errorf("%v: %w", o, err)
 			}
 		}
-		if err := m.s.Copy(host.Ptr(), mem.Ptr(), len(b)); err != nil {
-			return err
-		}
+		must.Do(m.s.Copy(host.Ptr(), mem.Ptr(), len(b)))
 		if err := m.sync(); err != nil {
 			return fmt.Errorf("%v: %w", list, err)
 		}
 		sums := fnv.New64a()
 		for _, o := range list {
-			want, err := o.expect(m.rank, o.in)
-			if err != nil {
-				return err
-			}
+			want := must.Get(o.expect(m.rank, o.in))
 			got := b[o.dst:][:o.out]
 			if o.kind == reduce && want == nil {
 				want = before[o.dst:][:o.out] // it is not used
@@ -925,10 +903,7 @@ func check(m *member, rounds, most int) error {
 				}
 			}
 		}
-		all, err := m.exchange(m.ctx, sums.Sum(nil))
-		if err != nil {
-			return err
-		}
+		all := must.Get(m.exchange(m.ctx, sums.Sum(nil)))
 		for r := range all {
 			if !bytes.Equal(all[r], all[0]) {
 				return fmt.Errorf("%v: ranks 0 and %d have other bits", list, r)
@@ -944,20 +919,11 @@ func check(m *member, rounds, most int) error {
 // reads has random sums of floats to a root of two, of up to so many bytes. Some inputs are not registered, and some
 // roots have no aligned memory.
 func reads(m *member, rounds, most int) error {
-	mem, err := m.v.Alloc(2*most + 16)
-	if err != nil {
-		return err
-	}
+	mem := must.Get(m.v.Alloc(2*most + 16))
 	defer mem.Close()
-	host, err := m.d.AllocHost(most)
-	if err != nil {
-		return err
-	}
+	host := must.Get(m.d.AllocHost(most))
 	defer host.Close()
-	into, err := m.into(mem)
-	if err != nil {
-		return err
-	}
+	into := must.Get(m.into(mem))
 	shape := direct.Shape{Blocks: 4, Threads: 128, Large: true}
 	if most, _ := m.w.Shape(); most < shape.Channels() {
 		shape = direct.Shape{Blocks: 1, Threads: 32, Large: true}
@@ -1004,10 +970,7 @@ func reads(m *member, rounds, most int) error {
 		if err = errors.Join(err, m.s.Copy(host.Ptr(), dst, n), m.sync()); err != nil {
 			return fmt.Errorf("%v: %w", o, err)
 		}
-		want, err := o.expect(m.rank, in)
-		if err != nil {
-			return err
-		}
+		want := must.Get(o.expect(m.rank, in))
 		if m.rank == root && !same(o.d, want, host.Bytes()[:n]) {
 			return fmt.Errorf("the root %d of reduce %d has a wrong result: %v", root, i, o)
 		}
@@ -1021,19 +984,11 @@ func reads(m *member, rounds, most int) error {
 // readsFreed has a root read nothing of a rank that has failed.
 func readsFreed(m *member) error {
 	const root = 1
-	mem, err := m.v.Alloc(m.most)
-	if err != nil {
-		return err
-	}
+	mem := must.Get(m.v.Alloc(m.most))
 	defer mem.Close()
-	into, err := m.into(mem)
-	if err != nil {
-		return err
-	}
+	into := must.Get(m.into(mem))
 	direct.SetShape(m.c, direct.Shape{Blocks: 1, Threads: 32, Large: true})
-	if err := errors.Join(m.s.Memset(mem.Ptr(), 0, m.most), m.sync(), m.meet()); err != nil {
-		return err
-	}
+	must.Do(errors.Join(m.s.Memset(mem.Ptr(), 0, m.most), m.sync(), m.meet()))
 	for r := range m.ranks {
 		if m.rank == r {
 			if err := m.c.Reduce(m.s, mem.Ptr(), mem.Ptr(), m.most/4, tensor.Float32, backend.Sum(), root, direct.Form{Into: into}); err != nil {
@@ -1047,14 +1002,10 @@ func readsFreed(m *member) error {
 				return fmt.Errorf("rank %d: %w", r, err)
 			}
 			if r != root {
-				if err := mem.Close(); err != nil {
-					return err
-				}
+				must.Do(mem.Close())
 			}
 		}
-		if err := m.meet(); err != nil {
-			return err
-		}
+		must.Do(m.meet())
 	}
 	return m.w.Reset(m.ctx, m.exchange)
 }
@@ -1071,7 +1022,7 @@ func (m *member) do(o operation, dst, src driver.Ptr) error {
 	case allGather:
 		return m.c.AllGather(m.s, dst, src, n, o.form)
 	case allToAll:
-		return m.c.AllToAll(m.s, dst, src, n)
+		return m.c.AllToAllV(m.s, dst, src, equal(n, m.ranks), equal(n, m.ranks), o.form)
 	case reduce:
 		return m.c.Reduce(m.s, dst, src, o.n, o.d, o.of(m.rank), root, o.form)
 	case broadcast:
@@ -1091,21 +1042,11 @@ func (m *member) do(o operation, dst, src driver.Ptr) error {
 
 // fail has calls that end early: a peer that does not come, an abort, and what comes after.
 func fail(m *member) error {
-	mem, err := m.v.Alloc(8 << 20)
-	if err != nil {
-		return err
-	}
+	mem := must.Get(m.v.Alloc(8 << 20))
 	defer mem.Close()
-	if err := m.s.Memset(mem.Ptr(), 1, 8<<20); err != nil {
-		return err
-	}
-	if err := m.sync(); err != nil {
-		return err
-	}
-	quick, err := direct.New(m.w, direct.Options{Limit: 100 * time.Millisecond, DTypes: []tensor.DType{tensor.Int32}})
-	if err != nil {
-		return err
-	}
+	must.Do(m.s.Memset(mem.Ptr(), 1, 8<<20))
+	must.Do(m.sync())
+	quick := must.Get(direct.New(m.w, direct.Options{Limit: 100 * time.Millisecond, DTypes: []tensor.DType{tensor.Int32}}))
 	defer quick.Close()
 	for i, n := range []int{1, 1 << 20} {
 		for _, aborts := range []bool{false, true} {
@@ -1115,15 +1056,10 @@ func fail(m *member) error {
 				if aborts {
 					c = m.c
 				}
-				if err := c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Int32, backend.Sum(), direct.Form{}); err != nil {
-					return err
-				}
+				must.Do(c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Int32, backend.Sum(), direct.Form{}))
 				// A second call finds that the first one has failed.
-				if err := c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Int32, backend.Sum(), direct.Form{}); err != nil {
-					return err
-				}
+				must.Do(c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), n, tensor.Int32, backend.Sum(), direct.Form{}))
 				if aborts {
-					time.Sleep(50 * time.Millisecond)
 					m.w.Abort()
 				}
 				err := m.sync()
@@ -1138,13 +1074,19 @@ func fail(m *member) error {
 					return fmt.Errorf("a call after a failure: %w", err)
 				}
 			}
-			if err := m.w.Reset(m.ctx, m.exchange); err != nil {
-				return err
-			}
+			must.Do(m.w.Reset(m.ctx, m.exchange))
 			if err := check(m, 3, 1<<20); err != nil {
 				return fmt.Errorf("after Reset: %w", err)
 			}
 		}
 	}
 	return nil
+}
+
+// equal returns a span of n bytes for each rank, one after the other.
+func equal(n, ranks int) (all []direct.Span) {
+	for r := range ranks {
+		all = append(all, direct.Span{Off: r * n, N: n})
+	}
+	return all
 }

@@ -9,66 +9,44 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
 // replay mixes replays of a graph of all_reduces, of up to n elements, with calls of other sizes.
 func replay(m *member, n, rounds int) error {
 	form := direct.Form{Ring: m.w.NextOnly()}
-	mem, err := m.v.Alloc(8 * n)
-	if err != nil {
-		return err
-	}
+	mem := must.Get(m.v.Alloc(8 * n))
 	defer mem.Close()
-	host, err := m.d.AllocHost(4 * n)
-	if err != nil {
-		return err
-	}
+	host := must.Get(m.d.AllocHost(4 * n))
 	defer host.Close()
 	dst := mem.Ptr() + driver.Ptr(4*n)
 	sum := func(elements int) error {
 		return m.c.AllReduce(m.s, dst, mem.Ptr(), elements, tensor.Int32, backend.Sum(), form)
 	}
-	g, err := driver.Capture(m.s, func() error {
+	g := must.Get(driver.Capture(m.s, func() error {
 		for _, e := range []int{n, 3, n / 10, 1} {
 			if err := sum(e); err != nil {
 				return err
 			}
 		}
 		return sum(n)
-	})
-	if err != nil {
-		return err
-	}
+	}))
 	defer g.Close()
 	// To make a graph may wait for the device, and with it for a rank of this process.
-	if err := m.meet(); err != nil {
-		return err
-	}
+	must.Do(m.meet())
 	for i := range rounds {
 		for j := range n {
 			binary.NativeEndian.PutUint32(host.Bytes()[4*j:], uint32(i*j+m.rank))
 		}
-		if err := m.s.Copy(mem.Ptr(), host.Ptr(), 4*n); err != nil {
-			return err
-		}
-		if err := m.s.Memset(dst, 0xee, 4*n); err != nil {
-			return err
-		}
+		must.Do(m.s.Copy(mem.Ptr(), host.Ptr(), 4*n))
+		must.Do(m.s.Memset(dst, 0xee, 4*n))
 		if i%3 == 1 {
-			if err := sum(1 + i*9999%n); err != nil {
-				return err
-			}
+			must.Do(sum(1 + i*9999%n))
 		}
-		if err := g.Launch(m.s); err != nil {
-			return err
-		}
-		if err := m.s.Copy(host.Ptr(), dst, 4*n); err != nil {
-			return err
-		}
-		if err := m.sync(); err != nil {
-			return err
-		}
+		must.Do(g.Launch(m.s))
+		must.Do(m.s.Copy(host.Ptr(), dst, 4*n))
+		must.Do(m.sync())
 		want := make([]byte, 0, 4*n)
 		for j := range n {
 			want = binary.NativeEndian.AppendUint32(want, uint32(m.ranks*i*j+m.ranks*(m.ranks-1)/2))
@@ -104,34 +82,23 @@ func replayMixed(m *member, n, rounds int) error {
 		}
 		list, used = append(list, o), used+2*room
 	}
-	mem, err := m.v.Alloc(used)
-	if err != nil {
-		return err
-	}
+	mem := must.Get(m.v.Alloc(used))
 	defer mem.Close()
-	host, err := m.d.AllocHost(used)
-	if err != nil {
-		return err
-	}
+	host := must.Get(m.d.AllocHost(used))
 	defer host.Close()
 	call := func(o placed) error {
 		return m.do(o.operation, mem.Ptr()+driver.Ptr(o.dst), mem.Ptr()+driver.Ptr(o.src))
 	}
-	graph, err := driver.Capture(m.s, func() error {
+	graph := must.Get(driver.Capture(m.s, func() error {
 		for _, o := range list {
 			if err := call(o); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
-	if err != nil {
-		return err
-	}
+	}))
 	defer graph.Close()
-	if err := m.meet(); err != nil {
-		return err
-	}
+	must.Do(m.meet())
 	for round := range rounds {
 		inputs := make([][][]byte, n)
 		for i, o := range list {
@@ -143,28 +110,15 @@ func replayMixed(m *member, n, rounds int) error {
 			}
 			copy(host.Bytes()[o.src:], inputs[i][m.rank])
 		}
-		if err := m.s.Copy(mem.Ptr(), host.Ptr(), used); err != nil {
-			return err
-		}
+		must.Do(m.s.Copy(mem.Ptr(), host.Ptr(), used))
 		if o := list[round%n]; round%3 == 1 && !o.inPlace {
-			if err := call(o); err != nil {
-				return err
-			}
+			must.Do(call(o))
 		}
-		if err := graph.Launch(m.s); err != nil {
-			return err
-		}
-		if err := m.s.Copy(host.Ptr(), mem.Ptr(), used); err != nil {
-			return err
-		}
-		if err := m.sync(); err != nil {
-			return err
-		}
+		must.Do(graph.Launch(m.s))
+		must.Do(m.s.Copy(host.Ptr(), mem.Ptr(), used))
+		must.Do(m.sync())
 		for i, o := range list {
-			want, err := o.expect(m.rank, inputs[i])
-			if err != nil {
-				return err
-			}
+			want := must.Get(o.expect(m.rank, inputs[i]))
 			if o.kind == reduce && want == nil {
 				continue // no outcome
 			}

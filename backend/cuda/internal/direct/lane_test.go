@@ -14,6 +14,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -140,10 +141,7 @@ func lanes(m *member, rounds, most int) (err error) {
 
 // after waits for a stream.
 func (m *member) after(s driver.Stream) error {
-	e, err := s.Record()
-	if err != nil {
-		return err
-	}
+	e := must.Get(s.Record())
 	defer e.Release()
 	return errors.Join(e.Sync(m.ctx), m.w.Err())
 }
@@ -213,16 +211,12 @@ func TestLanes(t *testing.T) {
 // TestResidency holds that a multiprocessor has room for a block of each kernel, as the backend counts on when
 // it reserves room for the kernels of several groups and of their messages.
 func TestResidency(t *testing.T) {
-	v, err := gpus(t).Device(0)
-	require.NoError(t, err)
+	v := must.Get(gpus(t).Device(0))
 	fit := func(image []byte, names ...string) {
-		m, err := v.Load(image)
-		require.NoError(t, err)
+		m := must.Get(v.Load(image))
 		for _, name := range names {
-			f, err := m.Function(name)
-			require.NoError(t, err)
-			n, err := f.Blocks(512, 0)
-			require.NoError(t, err)
+			f := must.Get(m.Function(name))
+			n := must.Get(f.Blocks(512, 0))
 			t.Logf("%s: %d blocks of 512 threads on a multiprocessor", name, n)
 			require.GreaterOrEqual(t, n, 1, name)
 		}
@@ -230,7 +224,6 @@ func TestResidency(t *testing.T) {
 	}
 	for _, ranks := range []int{2, window.MostRanks} {
 		direct.Images(ranks, nil, fit)
-		direct.MoveImages(ranks, fit)
 		direct.RingImage(fit)
 	}
 }
@@ -263,14 +256,9 @@ func TestLaneFailures(t *testing.T) {
 			u.window.LaneChannels, u.direct.DTypes, u.direct.Limit = 1, []tensor.DType{tensor.Int32}, 50*time.Millisecond
 			const from = 1
 			threads(t, u, drivers(t, machine(t, ranks, 3), ranks, false), func(m *member) error {
-				mem, err := m.v.Alloc(64)
-				if err != nil {
-					return err
-				}
+				mem := must.Get(m.v.Alloc(64))
 				defer mem.Close()
-				if err := errors.Join(m.s.Memset(mem.Ptr(), 0, 64), m.sync(), m.meet()); err != nil {
-					return err
-				}
+				must.Do(errors.Join(m.s.Memset(mem.Ptr(), 0, 64), m.sync(), m.meet()))
 				switch {
 				case m.rank == from && length >= 0:
 					l, err := m.c.Lane(0, true)

@@ -1,15 +1,12 @@
 package direct
 
 import (
-	"bytes"
+	"cmp"
 	"embed"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"math/bits"
-	"regexp"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -17,6 +14,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -24,55 +22,67 @@ import (
 //go:embed ptx/*.ptx
 var texts embed.FS
 
-// gathers is the text with the kernels of all_gather, of all_to_all with equal parts, and of one-shot broadcasts of more
-// than two ranks. Moves is that of all other calls that combine nothing.
-const (
-	gathers = "gather"
-	moves   = "move"
-)
-
 var dtypes = []tensor.DType{
 	tensor.Float32, tensor.BFloat16, tensor.Float16, tensor.Float64,
 	tensor.Int8, tensor.Uint8, tensor.Int32, tensor.Int64,
 }
 
-// operators are the kernels' numbers of what two operands become.
+// operators are the kernels' numbers of what two operands become. The next number is that of calls that combine
+// nothing, for kernels in Go.
 var operators = []backend.ReduceOp{backend.Sum(), backend.Product(), backend.Min(), backend.Max(), backend.BAnd(), backend.BOr(), backend.BXor()}
 
-// images has the PTX texts by name, for two ranks and for more. Nobody changes them.
-var images = sync.OnceValue(func() map[string][]byte {
-	all := make(map[string][]byte)
-	for _, name := range append(names(), gathers, moves) {
-		for _, ranks := range []int{2, window.MostRanks} {
-			file := name
-			if name == tensor.Uint8.String() {
-				file = tensor.Int8.String()
-			}
-			b, err := texts.ReadFile("ptx/" + file + group(ranks) + ".ptx")
-			if err != nil {
-				panic(err)
-			}
-			if file != name {
-				b = unsigned(b)
-			}
-			all[name+group(ranks)] = b
-		}
-	}
-	b, err := texts.ReadFile("ptx/" + rings + ".ptx")
-	if err != nil {
-		panic(err)
-	}
-	all[rings] = b
-	return all
-})
+// Job is what a kernel is told, and so what it does.
+type Job int
 
-// signs is how kernels of int8 compare two bytes of words. Nothing else of their text depends on the sign.
-var signs = regexp.MustCompile(`shl\.b32 \t(\S+ \S+) 24;\n\tshl\.b32 \t(\S+ \S+) 24;\n\tsetp\.lt\.s32 \t`)
+const (
+	OneShotJob  Job = iota // struct Call
+	TwoShotsJob            // struct Call: two shots in one launch
+	StraightJob            // struct Move: two shots whose results go straight to the peers
+	SpreadJob              // struct Spread: the same of two ranks
+	MoveJob                // struct Move: moves of spans
+)
 
-// unsigned returns the text for uint8: what the compiler makes of it.
-func unsigned(int8 []byte) []byte {
-	b := signs.ReplaceAll(int8, []byte("and.b32  \t$1 255;\n\tand.b32  \t$2 255;\n\tsetp.lt.u32 \t"))
-	return bytes.ReplaceAll(b, []byte("_int8_"), []byte("_uint8_"))
+// The texts. Dtypes of a family share kernels, because most of a kernel moves bytes: those of gradients, and the
+// others. Gathers has the kernels of all_gather and of one-shot broadcasts of more than
+// two ranks. Moves has those of all other calls that combine nothing.
+const (
+	gradients = "gradients"
+	others    = "others"
+	gathers   = "gather"
+	moves     = "move"
+)
+
+// kernel is one of a text. The names of both go on with the group.
+type kernel struct {
+	text, name string
+	job        Job
+}
+
+// kernelsOf returns those for so many ranks.
+func kernelsOf(ranks int) []kernel {
+	all := []kernel{
+		{gradients, "gradients_small", OneShotJob},
+		{gradients, "gradients_large", OneShotJob},
+		{others, "others_small", OneShotJob},
+		{gathers, "gather_small", OneShotJob},
+		{moves, "move_small", MoveJob},
+		{moves, "move_large", MoveJob},
+	}
+	if ranks == 2 {
+		return append(all,
+			kernel{gradients, "gradients_spread", SpreadJob}, // sums and averages
+			kernel{others, "others_large", OneShotJob},
+			kernel{gathers, "gather_large", OneShotJob},
+		)
+	}
+	return append(all,
+		kernel{gradients, "gradients_both_small", TwoShotsJob},
+		kernel{gradients, "gradients_both_large", TwoShotsJob},
+		kernel{gradients, "gradients_spread", StraightJob},
+		kernel{others, "others_both_small", TwoShotsJob},
+		kernel{moves, "move_both_small", TwoShotsJob},
+		kernel{moves, "move_spread", StraightJob},
+	)
 }
 
 // group is what names of texts and kernels for so many ranks end in.
@@ -83,78 +93,73 @@ func group(ranks int) string {
 	return "_n"
 }
 
-// image returns the PTX text for a dtype, of gathers or of moves, for so many ranks.
-func image(name string, ranks int) []byte { return images()[name+group(ranks)] }
+// entry returns the name of a kernel for so many ranks.
+func entry(name string, ranks int) string { return "c10d_direct_" + name + group(ranks) }
 
-// kernels returns the names of the kernels for so many ranks, of small and of large calls.
-func kernels(name string, ranks int) (small, large string) {
-	return "c10d_direct_" + name + "_small" + group(ranks), "c10d_direct_" + name + "_large" + group(ranks)
+// image returns a PTX text. Nobody changes it.
+func image(name string) []byte {
+	b, err := texts.ReadFile("ptx/" + name + ".ptx")
+	if err != nil {
+		panic(err)
+	}
+	return b
 }
 
-// gradients reports whether gradients have a dtype. Such dtypes have kernels of forms that others do without.
-func gradients(d tensor.DType) bool {
+// gradient reports whether gradients have a dtype.
+func gradient(d tensor.DType) bool {
 	return d == tensor.Float32 || d == tensor.Float16 || d == tensor.BFloat16
 }
 
-// sums returns the name under which kernels finds those for sums and averages, "" if there are none.
-func sums(d tensor.DType, ranks int) string {
-	if ranks == 2 && gradients(d) {
-		return d.String() + "_sum"
+// family returns the text of the kernels for a dtype.
+func family(d tensor.DType) string {
+	if gradient(d) {
+		return gradients
 	}
-	return ""
+	return others
 }
 
-// spreads returns the name of the kernel for an all_reduce whose ranks write straight to each other, "" if there is
-// none. With two ranks it is for sums and averages, also for those of a reduce whose root reads.
-func spreads(d tensor.DType, ranks int) string {
-	if !gradients(d) {
-		return ""
+// Alike returns the dtypes whose kernels are loaded together with those of a dtype, a bit each.
+func Alike(d tensor.DType) (set uint32) {
+	for _, x := range dtypes {
+		if family(x) == family(d) {
+			set |= 1 << x
+		}
 	}
-	return spreadOf(d.String(), ranks)
+	return set
 }
 
-func spreadOf(name string, ranks int) string { return "c10d_direct_" + name + "_spread" + group(ranks) }
+// eachImage calls f with some PTX texts for so many ranks, and the names of their kernels.
+func eachImage(ranks int, f func(image []byte, kernels ...string), some ...string) {
+	for _, text := range some {
+		var names []string
+		for _, k := range kernelsOf(ranks) {
+			if k.text == text {
+				names = append(names, entry(k.name, ranks))
+			}
+		}
+		f(image(text+group(ranks)), names...)
+	}
+}
 
-// boths returns the name under which kernels finds those of two shots in one launch, of a dtype or of moves. They
-// are for more than two ranks.
-func boths(name string) string { return name + "_both" }
-
-// Images calls f with each PTX text that combines one of some dtypes, and the names of its kernels for so many ranks.
-// Nil means all dtypes. The texts are for devices of compute capability 8.0 and later.
+// Images calls f with each PTX text for so many ranks, and the names of its kernels: without those that combine other
+// dtypes than gradients have, unless one of some dtypes is such. Nil means all dtypes. The texts are for devices of
+// compute capability 8.0 and later.
 func Images(ranks int, some []tensor.DType, f func(image []byte, kernels ...string)) {
-	for _, d := range listed(some) {
-		small, large := kernels(d.String(), ranks)
-		list := []string{small, large}
-		if name := sums(d, ranks); name != "" {
-			small, large := kernels(name, ranks)
-			list = append(list, small, large)
-		}
-		if name := spreads(d, ranks); name != "" {
-			list = append(list, name)
-		}
-		if ranks > 2 {
-			small, large := kernels(boths(d.String()), ranks)
-			list = append(list, small, large)
-		}
-		f(image(d.String(), ranks), list...)
+	eachImage(ranks, f, gradients, gathers, moves)
+	if some == nil || slices.ContainsFunc(some, func(d tensor.DType) bool { return !gradient(d) }) {
+		eachImage(ranks, f, others)
+	}
+	if ranks > 2 {
+		eachImage(2, f, moves) // of lanes
 	}
 }
 
-// MoveImages calls f in the same way with the texts that combine nothing.
-func MoveImages(ranks int, f func(image []byte, kernels ...string)) {
-	rest := func(name string, ranks int) {
-		small, large := kernels(name, ranks)
-		list := []string{small, large}
-		if name == moves && ranks > 2 {
-			small, large := kernels(boths(name), ranks)
-			list = append(list, small, large, spreadOf(name, ranks))
+// Each calls f for every kernel.
+func Each(f func(name string, job Job)) {
+	for _, ranks := range []int{2, window.MostRanks} {
+		for _, k := range kernelsOf(ranks) {
+			f(entry(k.name, ranks), k.job)
 		}
-		f(image(name, ranks), list...)
-	}
-	rest(gathers, ranks)
-	rest(moves, ranks)
-	if ranks > 2 {
-		rest(moves, 2) // of lanes
 	}
 }
 
@@ -166,13 +171,6 @@ func listed(some []tensor.DType) []tensor.DType {
 	return some
 }
 
-func names() (all []string) {
-	for _, d := range dtypes {
-		all = append(all, d.String())
-	}
-	return all
-}
-
 // Supports returns nil if there is a kernel for the operator and the dtype.
 func Supports(op backend.ReduceOp, d tensor.DType) error {
 	_, err := reduction(op, d, 1)
@@ -182,14 +180,19 @@ func Supports(op backend.ReduceOp, d tensor.DType) error {
 // reduced is how kernels are told of an operator.
 type reduced struct {
 	op, by, scaled uint32
+	dtype          uint32
 	factor         uint64
 }
+
+// none is what calls have that combine nothing.
+var none = reduced{op: uint32(len(operators))}
 
 // adds reports whether an operator is a sum or an average.
 func (r reduced) adds() bool { return r.op == 0 && r.scaled == 0 }
 
 func reduction(op backend.ReduceOp, d tensor.DType, ranks int) (r reduced, err error) {
 	kind, ok := op.Kind(), slices.Contains(dtypes, d)
+	r.dtype = uint32(slices.Index(dtypes, d))
 	switch kind {
 	case backend.Avg().Kind():
 		r.by, kind, ok = uint32(ranks), backend.Sum().Kind(), ok && d.IsFloat()
@@ -230,12 +233,13 @@ type Options struct {
 	// to other kernels, and make large calls slower.
 	Blocks int
 
+	// DTypes are those that New loads kernels for. It always loads those of float32, float16 and bfloat16. Nil means all
+	// dtypes. Comm.Load loads the others' later.
+	DTypes []tensor.DType
+
 	// Limit is how long a kernel may wait for a peer; 0 means 10 minutes. It ends a kernel if
 	// nobody calls Abort, so it should be longer than the group's own timeout.
 	Limit time.Duration
-
-	// DTypes are those whose kernels New loads. Nil means all that have kernels. Comm.Load loads others.
-	DTypes []tensor.DType
 
 	shareDevices bool // tests have more ranks than devices, and few blocks
 	straight     int  // for tests: StraightBytes, 0 means the usual. Other limits are multiples of it
@@ -298,8 +302,9 @@ const (
 //
 //   - Up to 512 KiB each tile of 512 bytes has a warp. Longer parts have 2048 warps, or 1024 where these are faster.
 //   - Two ranks have tiles of 2 KiB above 4 MiB. Up to there such tiles are 2 to 16 % slower.
-//   - More ranks have large tiles of 1 KiB: a reduce_scatter above 2 MiB, and two shots above 32 MiB. Gathers have none.
-//     Moves have them from 512 KiB on, because only large tiles go straight to the peers.
+//   - More ranks have large tiles of 1 KiB: a reduce_scatter above 2 MiB, and two shots above 32 MiB. Gathers and dtypes
+//     that gradients do not have use small ones there. Moves have large ones from 512 KiB on, because only these go
+//     straight to the peers.
 func ShapeOf(n, blocks, channels, ranks int, kind Kind) Shape {
 	s := Shape{Blocks: 128, Threads: 512, Large: true}
 	switch {
@@ -335,11 +340,11 @@ func ShapeOf(n, blocks, channels, ranks int, kind Kind) Shape {
 // pair is a kernel for small calls and one for large calls.
 type pair struct{ small, large driver.Function }
 
-// forms are the kernels of a dtype. Sum is for sums and averages; it may be the same as all. Both is there with more
-// than two ranks. Spread is there for some dtypes.
+// forms are the kernels of a family. Both is there with more than two ranks. Spread is there for gradients and for
+// moves. Where a family has no large kernel, the small one does large calls too.
 type forms struct {
-	all, sum, both pair
-	spread         driver.Function
+	all, both pair
+	spread    driver.Function
 }
 
 // Comm has the collectives of one window. Its methods may be called from many goroutines;
@@ -350,7 +355,7 @@ type Comm struct {
 	rank, ranks int
 	channels    int
 	modules     []driver.Module
-	functions   atomic.Pointer[map[tensor.DType]forms] // replaced by Load
+	families    [2]atomic.Pointer[forms] // of gradients, and of the others when they are loaded
 	gathers     pair
 	moves       pair
 	broadcasts  forms                                                 // of two shots, with more than two ranks
@@ -362,323 +367,22 @@ type Comm struct {
 	quiet  bool       // launches have no number
 	number uint32     // of the last launch that had one, never 0
 	last   uint32     // what the last launch had
-	call   [moveBytes]byte
-	both   [spreadBytes]byte // of an all_reduce of two ranks that spreads
+	call   Move       // of which most calls use the Call
+	both   Spread     // of an all_reduce of two ranks that spreads
 	args   driver.Args
 	launch driver.Launch
 }
 
-// What kernels get as their parameter: struct Call of direct.cu.
-const (
-	callSrc = 8 * iota
-	callDst
-	callPart
-	callSrcStep
-	callSrcBytes
-	callDstStep
-	callDstBytes
-	callSlots
-	callKeys
-	callState
-	callCredit
-	callFailed
-	callHost
-	callFactor
-	callLimit
-	callRanks // two numbers of 4 bytes each from here on
-	callChannels
-	callOp
-	callScaled
-	callNumber
-	callPeers
-	callBytes = callPeers + 3*8*window.MostRanks
-
-	// struct Move: a Call, spans of 16 bytes, and what straight stores need.
-	moveSend    = callBytes
-	moveTake    = moveSend + 16*window.MostRanks
-	moveInto    = moveTake + 16*window.MostRanks
-	moveMaps    = moveInto + 8*window.MostRanks
-	moveFailed  = moveMaps + 8*window.MostRanks
-	moveOpen    = moveFailed + 8*window.MostRanks
-	moveWriters = moveOpen + 8
-	moveBytes   = moveWriters + 8
-
-	// struct Spread: two Calls, and what straight stores need.
-	spreadTwo    = callBytes
-	spreadInto   = 2 * callBytes
-	spreadMaps   = spreadInto + 8
-	spreadFailed = spreadMaps + 8
-	spreadOpen   = spreadFailed + 8
-	spreadBytes  = spreadOpen + 8
-)
-
-// Call is what a kernel is told: the parts of struct Call in direct.cu that kernels in Go need.
-type Call struct {
-	Src, Dst                                     driver.Ptr
-	Part, SrcStep, SrcBytes, DstStep, DstBytes   int
-	Slots, Keys, State, Credit, Failed, Host     driver.Ptr
-	Factor                                       uint64
-	Limit                                        time.Duration
-	Ranks, Rank, Channels, Depth, Op, By, Scaled int
-	Number                                       uint32
-	Givers, Owners, Takers                       uint32 // sets of ranks
-	Peers                                        [window.MostRanks]window.Peer
-}
-
-// ParseCall reads the parameter of a kernel, for kernels in Go.
-func ParseCall(b []byte) (c Call) {
-	long := func(at int) int { return int(binary.NativeEndian.Uint64(b[at:])) }
-	ptr := func(at int) driver.Ptr { return driver.Ptr(binary.NativeEndian.Uint64(b[at:])) }
-	pair := func(at int) (int, int) {
-		return int(binary.NativeEndian.Uint32(b[at:])), int(binary.NativeEndian.Uint32(b[at+4:]))
-	}
-	c.Src, c.Dst = ptr(callSrc), ptr(callDst)
-	c.Part, c.SrcStep, c.SrcBytes, c.DstStep, c.DstBytes = long(callPart), long(callSrcStep), long(callSrcBytes), long(callDstStep), long(callDstBytes)
-	c.Slots, c.Keys, c.State = ptr(callSlots), ptr(callKeys), ptr(callState)
-	c.Credit, c.Failed, c.Host = ptr(callCredit), ptr(callFailed), ptr(callHost)
-	c.Factor, c.Limit = uint64(long(callFactor)), time.Duration(long(callLimit))
-	c.Ranks, c.Rank = pair(callRanks)
-	c.Channels, c.Depth = pair(callChannels)
-	c.Op, c.By = pair(callOp)
-	c.Scaled, _ = pair(callScaled)
-	c.Number = binary.NativeEndian.Uint32(b[callNumber:])
-	r := parseRoles(binary.NativeEndian.Uint32(b[callNumber+4:]))
-	c.Givers, c.Owners, c.Takers = r.givers, r.owners, r.takers
-	for r := range c.Peers {
-		at := callPeers + 24*r
-		c.Peers[r] = window.Peer{Slots: ptr(at), Keys: ptr(at + 8), Credit: ptr(at + 16)}
-	}
-	return c
-}
-
-// Operator returns what a call does with operands of a dtype, as package backend has it.
-func (c Call) Operator(d tensor.DType) backend.ReduceOp {
-	switch {
-	case c.By > 1:
-		return backend.Avg()
-	case c.Scaled == 0:
-		return operators[c.Op]
-	case d.IsInteger():
-		return backend.PreMulSum(float64(int64(c.Factor)))
-	case d == tensor.Float64:
-		return backend.PreMulSum(math.Float64frombits(c.Factor))
-	}
-	return backend.PreMulSum(float64(math.Float32frombits(uint32(c.Factor))))
-}
-
-// Move is what the kernels of moves are told, and those of two shots in one launch that spread.
-type Move struct {
-	Call
-	Send, Take   [window.MostRanks]Span
-	Into         [window.MostRanks]Place
-	Maps, Failed [window.MostRanks]driver.Ptr
-	Open         bool
-}
-
-// Place is where a peer may write or read: an offset in a region of this rank. Regions are numbered from 1 on. 0
-// means nowhere.
-type Place struct{ Region, Off int }
-
-// offsetBits are those of a Place's offset, as kernels tell it.
-const offsetBits = 48
-
-// Word is how kernels tell a place.
-func (p Place) Word() uint64 { return uint64(p.Region)<<offsetBits | uint64(p.Off) }
-
-// ParsePlace reads what a kernel has told of a place.
-func ParsePlace(word uint64) Place {
-	return Place{Region: int(word >> offsetBits), Off: int(word & (1<<offsetBits - 1))}
-}
-
-// ParseMove reads the parameter of a kernel of moves, for kernels in Go.
-func ParseMove(b []byte) Move {
-	m := Move{Call: ParseCall(b)}
-	for r := range m.Send {
-		m.Send[r], m.Take[r] = parseSpan(b[moveSend+16*r:]), parseSpan(b[moveTake+16*r:])
-		m.Into[r] = ParsePlace(binary.NativeEndian.Uint64(b[moveInto+8*r:]))
-		m.Maps[r] = driver.Ptr(binary.NativeEndian.Uint64(b[moveMaps+8*r:]))
-		m.Failed[r] = driver.Ptr(binary.NativeEndian.Uint64(b[moveFailed+8*r:]))
-	}
-	m.Open = b[moveOpen] != 0
-	return m
-}
-
-// Spread is what a kernel of two ranks is told. The ranks write straight to each other, or one reads from the other.
-type Spread struct {
-	One, Two     Call
-	Into         Place
-	Maps, Failed driver.Ptr
-	Open         bool
-}
-
-// ParseSpread reads the parameter of such a kernel, for kernels in Go.
-func ParseSpread(b []byte) Spread {
-	return Spread{
-		One: ParseCall(b), Two: ParseCall(b[spreadTwo:]), Into: ParsePlace(binary.NativeEndian.Uint64(b[spreadInto:])),
-		Maps: driver.Ptr(binary.NativeEndian.Uint64(b[spreadMaps:])), Failed: driver.Ptr(binary.NativeEndian.Uint64(b[spreadFailed:])),
-		Open: b[spreadOpen] != 0,
-	}
-}
-
-// EachSpread calls f for every kernel whose ranks write to each other's memory or read it. The dtype is as in EachBoth.
-// With two ranks the kernel's parameter is a Spread, with more a Move.
-func EachSpread(f func(name string, d tensor.DType, two bool)) {
-	for _, d := range dtypes {
-		for _, ranks := range []int{2, window.MostRanks} {
-			if name := spreads(d, ranks); name != "" {
-				f(name, d, ranks == 2)
-			}
-		}
-	}
-	f(spreadOf(moves, window.MostRanks), tensor.Invalid, false)
-}
-
-// EachBoth calls f for every kernel that does two shots in one launch, with its dtype; Invalid for those that combine
-// nothing.
-func EachBoth(f func(name string, d tensor.DType)) {
-	both := func(name string, d tensor.DType) {
-		small, large := kernels(boths(name), window.MostRanks)
-		f(small, d)
-		f(large, d)
-	}
-	for _, d := range dtypes {
-		both(d.String(), d)
-	}
-	both(moves, tensor.Invalid)
-}
-
-func parseSpan(b []byte) Span {
-	return Span{Off: int(binary.NativeEndian.Uint64(b)), N: int(binary.NativeEndian.Uint64(b[8:]))}
-}
-
-// EachMove calls f for every kernel of moves.
-func EachMove(f func(name string)) {
-	for _, ranks := range []int{2, window.MostRanks} {
-		small, large := kernels(moves, ranks)
-		f(small)
-		f(large)
-	}
-}
-
-// Each calls f for every other kernel, with the dtype that it combines; Invalid for those that
-// gather.
-func Each(f func(name string, d tensor.DType)) {
-	all := func(name string, ranks int, d tensor.DType) {
-		small, large := kernels(name, ranks)
-		f(small, d)
-		f(large, d)
-	}
-	for _, ranks := range []int{2, window.MostRanks} {
-		for _, d := range dtypes {
-			all(d.String(), ranks, d)
-			if name := sums(d, ranks); name != "" {
-				all(name, ranks, d)
-			}
-		}
-		all(gathers, ranks, tensor.Invalid)
-	}
-}
-
-// New makes the collectives of a connected window. It loads kernels, which may wait for the
-// device. Its memory is the window's, which has to stay until the Comm is closed.
-func New(w *window.Window, o Options) (_ *Comm, err error) {
-	rank, ranks := w.Rank()
-	if a, b, shared := w.SharedDevice(); shared && !o.shareDevices {
-		return nil, fmt.Errorf("direct: ranks %d and %d share a device: kernels that wait for each other need one each", a, b)
-	}
-	dev := w.Device().ID().Index
-	if o.Blocks < 0 || o.Limit < 0 {
-		return nil, fmt.Errorf("direct: Options.Blocks %d, Limit %v: none may be negative", o.Blocks, o.Limit)
-	}
-	if i := w.Device().Info(); i.Major < 8 {
-		return nil, fmt.Errorf("direct: device %d has compute capability %d.%d, want 8.0 or later", dev, i.Major, i.Minor)
-	}
-	if o.Blocks == 0 {
-		o.Blocks = 128
-	}
-	if o.Limit == 0 {
-		o.Limit = 10 * time.Minute
-	}
-	if o.straight == 0 {
-		o.straight = StraightBytes
-	}
-	if o.rootReduces == 0 {
-		o.rootReduces = rootReducesUpTo
-	}
-	channels, depth := w.Shape()
-	c := &Comm{w: w, o: o, rank: rank, ranks: ranks, channels: channels, shape: ShapeOf}
-	c.functions.Store(new(map[tensor.DType]forms))
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, c.Close())
-		}
-	}()
-	if err := c.openRing(); err != nil {
-		return nil, err
-	}
-	if w.NextOnly() {
-		c.setLaunch()
-		return c, nil
-	}
-	for _, d := range listed(o.DTypes) {
-		if err := c.Load(d); err != nil {
-			return nil, err
-		}
-	}
-	for name, p := range map[string]*pair{gathers: &c.gathers, moves: &c.moves} {
-		m, err := c.load(name, ranks)
-		if err != nil {
-			return nil, err
-		}
-		if *p, err = functions(m, name, ranks); err != nil {
-			return nil, err
-		}
-		if name == moves && ranks > 2 {
-			if c.broadcasts.both, err = functions(m, boths(name), ranks); err != nil {
-				return nil, err
-			}
-			if c.broadcasts.spread, err = m.Function(spreadOf(name, ranks)); err != nil {
-				return nil, err
-			}
-		}
-	}
-
-	if _, ok := w.HasLanes(); ok {
-		c.lanes = c.moves
-		if ranks > 2 {
-			m, err := c.load(moves, 2)
-			if err != nil {
-				return nil, err
-			}
-			if c.lanes, err = functions(m, moves, 2); err != nil {
-				return nil, err
-			}
-		}
-	}
-	c.setUp(w.Own(), depth, w.Peer, func(r int) int { return r })
-	return c, nil
-}
-
 // setUp writes what all calls have in common. Of is the rank of the window that a rank stands for.
 func (c *Comm) setUp(own window.Own, depth int, peer func(rank int) window.Peer, of func(rank int) int) {
-	for at, p := range map[int]driver.Ptr{
-		callSlots: own.Slots, callKeys: own.Keys, callState: own.State, callCredit: own.Credit, callFailed: own.Failed, callHost: own.Host,
-	} {
-		c.put(at, uint64(p))
-	}
-	c.put(callLimit, uint64(c.o.Limit.Nanoseconds()))
-	c.put2(callRanks, uint32(c.ranks), uint32(c.rank))
-	c.put2(callChannels, uint32(c.channels), uint32(depth))
+	x := &c.call
+	x.Slots, x.Keys, x.State, x.Credit, x.Call.Failed, x.Host = own.Slots, own.Keys, own.State, own.Credit, own.Failed, own.Host
+	x.Limit, x.Ranks, x.Rank = c.o.Limit, uint32(c.ranks), uint32(c.rank)
+	x.Channels, x.Depth = uint32(c.channels), uint32(depth)
 	for r := range c.ranks {
-		if r == c.rank {
-			continue
+		if r != c.rank {
+			x.Peers[r], x.Maps[r], x.Failed[r] = peer(r), c.w.Maps(of(r)), c.w.Failed(of(r))
 		}
-		p := peer(r)
-		c.put(callPeers+24*r, uint64(p.Slots))
-		c.put(callPeers+24*r+8, uint64(p.Keys))
-		c.put(callPeers+24*r+16, uint64(p.Credit))
-		c.put(moveMaps+8*r, uint64(c.w.Maps(of(r))))
-		c.put(moveFailed+8*r, uint64(c.w.Failed(of(r))))
 	}
 	c.setLaunch()
 }
@@ -693,81 +397,48 @@ func (c *Comm) Load(d tensor.DType) (err error) {
 	if !slices.Contains(dtypes, d) {
 		return fmt.Errorf("direct: there are no kernels for %v", d)
 	}
-	if c.w.NextOnly() {
-		return nil // a ring has one kernel for all
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, ok := c.forms(d); ok {
+	if c.Loaded(d) {
 		return nil
 	}
-	m, err := c.load(d.String(), c.ranks)
-	if err != nil {
-		return err
+	f, err := c.load(family(d), c.ranks)
+	if err == nil {
+		c.families[1].Store(&f)
 	}
-	var f forms
-	if f.all, err = functions(m, d.String(), c.ranks); err != nil {
-		return err
-	}
-	f.sum = f.all
-	if name := sums(d, c.ranks); name != "" {
-		if f.sum, err = functions(m, name, c.ranks); err != nil {
-			return err
-		}
-	}
-	if name := spreads(d, c.ranks); name != "" {
-		if f.spread, err = m.Function(name); err != nil {
-			return err
-		}
-	}
-	if c.ranks > 2 {
-		if f.both, err = functions(m, boths(d.String()), c.ranks); err != nil {
-			return err
-		}
-	}
-	all := map[tensor.DType]forms{d: f}
-	maps.Copy(all, *c.functions.Load())
-	c.functions.Store(&all)
-	return nil
+	return err
 }
 
-// Loaded reports whether the kernels that combine a dtype are loaded.
+// Loaded reports whether the kernels that combine a dtype are loaded. A ring has one kernel for all.
 func (c *Comm) Loaded(d tensor.DType) bool {
-	_, ok := c.forms(d)
-	return ok || c.w.NextOnly() && slices.Contains(dtypes, d)
+	return slices.Contains(dtypes, d) && (c.forms(d) != nil || c.w.NextOnly())
 }
 
-// forms returns the kernels of a dtype, false if they are not loaded.
-func (c *Comm) forms(d tensor.DType) (f forms, ok bool) {
-	f, ok = (*c.functions.Load())[d]
-	return f, ok
+// forms returns the kernels of a dtype, nil if they are not loaded.
+func (c *Comm) forms(d tensor.DType) *forms {
+	if gradient(d) {
+		return c.families[0].Load()
+	}
+	return c.families[1].Load()
 }
 
-func (c *Comm) load(name string, ranks int) (driver.Module, error) {
-	return c.loadImage(image(name, ranks))
+// load loads a text for so many ranks.
+func (c *Comm) load(text string, ranks int) (f forms, err error) {
+	var found map[string]driver.Function
+	eachImage(ranks, func(image []byte, names ...string) { found, err = c.open(image, names...) }, text)
+	of := func(form string) pair {
+		small := found[entry(text+form+"_small", ranks)]
+		return pair{small, cmp.Or(found[entry(text+form+"_large", ranks)], small)}
+	}
+	return forms{of(""), of("_both"), found[entry(text+"_spread", ranks)]}, err
 }
 
-func (c *Comm) loadImage(image []byte) (driver.Module, error) {
-	m, err := c.w.Device().Load(image)
+func (c *Comm) open(image []byte, names ...string) (map[string]driver.Function, error) {
+	m, all, err := kernels.Open(c.w.Device(), image, names...)
 	if err == nil {
 		c.modules = append(c.modules, m)
 	}
-	return m, err
-}
-
-func functions(m driver.Module, name string, ranks int) (p pair, err error) {
-	small, large := kernels(name, ranks)
-	if p.small, err = m.Function(small); err == nil {
-		p.large, err = m.Function(large)
-	}
-	return p, err
-}
-
-func (c *Comm) put(at int, v uint64) { binary.NativeEndian.PutUint64(c.call[at:], v) }
-
-func (c *Comm) put2(at int, a, b uint32) {
-	binary.NativeEndian.PutUint32(c.call[at:], a)
-	binary.NativeEndian.PutUint32(c.call[at+4:], b)
+	return all, err
 }
 
 // Err returns why calls fail, nil while they do not. See window.Window.Err.
@@ -799,31 +470,26 @@ type step struct {
 	f                  pair
 	blocks             int // see Form
 	kind               Kind
-	roles              roles // everyone does everything if there are none
+	roles              Roles // everyone does everything if there are none
 }
 
 // describe puts a step into c.call.
 func (c *Comm) describe(x step) {
-	c.put(callSrc, uint64(x.src))
-	c.put(callDst, uint64(x.dst))
-	c.put(callPart, uint64(x.part))
-	c.put(callSrcStep, uint64(x.srcStep))
-	c.put(callSrcBytes, uint64(x.srcBytes))
-	c.put(callDstStep, uint64(x.dstStep))
-	c.put(callDstBytes, uint64(x.dstBytes))
-	c.put(callFactor, x.r.factor)
-	c.put2(callOp, x.r.op, x.r.by)
-	c.put2(callScaled, x.r.scaled, uint32(x.src|x.dst|driver.Ptr(x.srcStep|x.dstStep)))
-	if x.roles == (roles{}) {
+	if x.roles == (Roles{}) {
 		x.roles = allRoles(c.ranks)
 	}
-	c.put2(callNumber, 0, x.roles.word())
+	p := &c.call.Call
+	p.Src, p.Dst, p.Part = x.src, x.dst, x.part
+	p.SrcStep, p.SrcBytes, p.DstStep, p.DstBytes = x.srcStep, x.srcBytes, x.dstStep, x.dstBytes
+	p.Factor, p.Op, p.Type, p.By, p.Scaled = x.r.factor, uint16(x.r.op), uint16(x.r.dtype), x.r.by, x.r.scaled
+	p.Align = uint32(x.src | x.dst | driver.Ptr(x.srcStep|x.dstStep))
+	p.Number, p.Roles = 0, x.roles
 }
 
 // enqueue launches a step. The caller holds c.mu.
 func (c *Comm) enqueue(s Launcher, x step) error {
 	c.describe(x)
-	return c.start(s, x.f, c.shape(x.part, c.blocks(x.blocks), c.channels, c.ranks, x.kind), callBytes, driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
+	return c.start(s, x.f, c.shape(x.part, c.blocks(x.blocks), c.channels, c.ranks, x.kind), raw(&c.call.Call), driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
 }
 
 // blocks returns the most blocks of a launch; see Form.
@@ -834,14 +500,14 @@ func (c *Comm) blocks(form int) int {
 	return c.o.Blocks
 }
 
-// start launches a kernel, whose parameter is the first bytes of c.call. The caller holds c.mu.
-func (c *Comm) start(s Launcher, p pair, shape Shape, bytes int, reads, writes driver.Access) error {
+// start launches a kernel, whose parameter is that of c.call. The caller holds c.mu.
+func (c *Comm) start(s Launcher, p pair, shape Shape, parameter []byte, reads, writes driver.Access) error {
 	f := p.small
 	if shape.Large {
 		f = p.large
 	}
-	binary.NativeEndian.PutUint32(c.call[callNumber:], c.next(s))
-	return c.run(s, f, shape, c.call[:bytes], reads, writes)
+	c.call.Number = c.next(s)
+	return c.run(s, f, shape, parameter, reads, writes)
 }
 
 // run launches a kernel. The caller holds c.mu.
@@ -900,60 +566,17 @@ func (c *Comm) begin(what string, dst, src driver.Ptr, n int) (bool, error) {
 	return n > 0, nil
 }
 
-// kernel returns the kernels of a dtype, those of a call of one shot, and what they are told of the operator. A ring
-// has a kernel for all dtypes.
-func (c *Comm) kernel(what string, op backend.ReduceOp, d tensor.DType, ring bool) (forms, pair, reduced, error) {
+// kernel returns the kernels of a dtype, and what they are told of the operator. A ring has a kernel for all dtypes.
+func (c *Comm) kernel(what string, op backend.ReduceOp, d tensor.DType, ring bool) (*forms, reduced, error) {
 	r, err := reduction(op, d, c.ranks)
 	if err != nil || ring {
-		return forms{}, pair{}, r, err
+		return new(forms), r, err
 	}
-	f, ok := c.forms(d)
-	if !ok {
-		return f, pair{}, r, fmt.Errorf("direct: %s of %v: its kernels are not loaded: call Load, or set Options.DTypes", what, d)
+	f := c.forms(d)
+	if f == nil {
+		return f, r, fmt.Errorf("direct: %s of %v: its kernels are not loaded: call Load, or set Options.DTypes", what, d)
 	}
-	if r.adds() {
-		return f, f.sum, r, nil
-	}
-	return f, f.all, r, nil
-}
-
-// AllReduce combines n elements at src of all ranks, to dst.
-func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, form Form) error {
-	all, f, r, err := c.kernel("all_reduce", op, d, form.Ring)
-	if err != nil {
-		return err
-	}
-	if ok, err := c.begin("all_reduce", dst, src, n); !ok {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	bytes := n * d.Size()
-	if form.Ring {
-		return c.ringReduce(s, dst, src, bytes, r, d, form)
-	}
-	if c.ranks == 2 && c.Spreads(n, d, op, form) {
-		return c.spreadSum(s, dst, src, bytes, r, all.spread, form)
-	}
-	if !twoShots(bytes, c.ranks, form) {
-		return c.enqueue(s, step{
-			dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks,
-		})
-	}
-	if c.ranks > 2 {
-		return c.bothShots(s, dst, src, bytes, r, allRoles(c.ranks), all, form)
-	}
-	part := partOf(bytes, c.ranks)
-	at := part * c.rank
-	mine := min(part, bytes-at)
-	err = c.enqueue(s, step{
-		dst: dst + driver.Ptr(at), src: src, part: part, srcStep: part, srcBytes: bytes, dstBytes: mine, srcRange: bytes, dstRange: mine, r: r, f: f,
-		blocks: form.Blocks,
-	})
-	if err != nil {
-		return err
-	}
-	return c.spread(s, dst, bytes, form)
+	return f, r, nil
 }
 
 // twoShots reports whether a call of so many bytes takes two shots, in so many parts. It does not if one of them would
@@ -962,66 +585,55 @@ func twoShots(bytes, parts int, form Form) bool {
 	return form.TwoShot && partOf(bytes, parts)*(parts-1) < bytes
 }
 
-// roles are three sets of ranks. Givers have operands, owners combine a part
-// each, in the order of the ranks, and takers get the results.
-type roles struct{ givers, owners, takers uint32 }
-
 // everyone is the set of so many ranks.
-func everyone(ranks int) uint32 { return 1<<ranks - 1 }
+func everyone(ranks int) uint8 { return uint8(1<<ranks - 1) }
 
 // allRoles has every rank do everything.
-func allRoles(ranks int) roles { return roles{everyone(ranks), everyone(ranks), everyone(ranks)} }
-
-// word is how kernels are told of roles: 8 bits a set.
-func (x roles) word() uint32 {
-	return x.givers | x.owners<<window.MostRanks | x.takers<<(2*window.MostRanks)
-}
-
-func parseRoles(word uint32) roles {
-	const set = 1<<window.MostRanks - 1
-	return roles{word & set, word >> window.MostRanks & set, word >> (2 * window.MostRanks) & set}
+func allRoles(ranks int) Roles {
+	all := everyone(ranks)
+	return Roles{Givers: all, Owners: all, Takers: all}
 }
 
 // bothShots is two shots in one launch: an all_reduce, a reduce or a broadcast. The caller holds c.mu.
-func (c *Comm) bothShots(s Launcher, dst, src driver.Ptr, bytes int, r reduced, who roles, f forms, form Form) error {
-	part := partOf(bytes, bits.OnesCount32(who.owners))
+func (c *Comm) bothShots(s Launcher, dst, src driver.Ptr, bytes int, r reduced, who Roles, f *forms, form Form) error {
+	part := partOf(bytes, bits.OnesCount8(who.Owners))
 	in, out := bytes, bytes
-	if who.givers>>c.rank&1 == 0 {
+	if who.Givers>>c.rank&1 == 0 {
 		src, in = dst, 0
 	}
-	takes := who.takers>>c.rank&1 != 0
+	takes := who.Takers>>c.rank&1 != 0
 	if !takes {
 		dst, out = src, 0
 	}
 	c.describe(step{dst: dst, src: src, part: part, srcStep: part, srcBytes: bytes, dstStep: part, dstBytes: bytes, r: r, roles: who})
 	kind := TwoShots
-	if bits.OnesCount32(who.givers) == 1 {
+	if bits.OnesCount8(who.Givers) == 1 {
 		kind = Gathers // a broadcast
 	}
 	shape, spreads := c.bothShape(part, form, kind, f)
 	reads, writes := driver.Reads(src, in), driver.Writes(dst, out)
 	if !spreads {
-		return c.start(s, f.both, shape, callBytes, reads, writes)
+		return c.start(s, f.both, shape, raw(&c.call.Call), reads, writes)
 	}
 	open, next := !takes || form.Into.Region != 0 && dst%16 == 0, 0
 	for p := range c.ranks {
 		var into Place
-		if who.owners>>p&1 != 0 {
+		if who.Owners>>p&1 != 0 {
 			if open && takes {
-				into = Place{form.Into.Region, int(dst-form.Into.At) + next*part}
+				into = At(form.Into.Region, int(dst-form.Into.At)+next*part)
 			}
 			next++
 		}
-		c.put(moveInto+8*p, into.Word())
+		c.call.Into[p] = into
 	}
-	c.put2(moveOpen, flag(open), flag(open && takes))
-	return c.start(s, pair{large: f.spread}, shape, moveBytes, reads, writes)
+	c.call.Open, c.call.Told = flag(open), flag(open && takes)
+	return c.start(s, pair{large: f.spread}, shape, raw(&c.call), reads, writes)
 }
 
 // bothShape returns the shape of two shots in one launch, and whether results go straight to the peers.
-func (c *Comm) bothShape(part int, form Form, kind Kind, f forms) (s Shape, spreads bool) {
+func (c *Comm) bothShape(part int, form Form, kind Kind, f *forms) (s Shape, spreads bool) {
 	s = c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, kind)
-	return s, s.Large && f.spread != nil && c.few(form, part)
+	return s, s.Large && f != nil && f.spread != nil && c.few(form, part)
 }
 
 // Spreads reports whether the ranks of an all_reduce write its result straight to each other, if they may.
@@ -1032,8 +644,7 @@ func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bo
 	}
 	part := partOf(n*d.Size(), c.ranks)
 	if c.ranks > 2 {
-		f, _ := c.forms(d)
-		_, spreads := c.bothShape(part, form, TwoShots, f)
+		_, spreads := c.bothShape(part, form, TwoShots, c.forms(d))
 		return spreads && twoShots(n*d.Size(), c.ranks, form)
 	}
 	_, ok := c.spreadShape(part, d, op, form)
@@ -1043,10 +654,7 @@ func (c *Comm) Spreads(n int, d tensor.DType, op backend.ReduceOp, form Form) bo
 // spreadShape returns the shape of a Spread with so long parts, and whether there can be one.
 func (c *Comm) spreadShape(part int, d tensor.DType, op backend.ReduceOp, form Form) (s Shape, ok bool) {
 	r, err := reduction(op, d, c.ranks)
-	if err != nil || !r.adds() {
-		return s, false
-	}
-	if f, _ := c.forms(d); f.spread == nil {
+	if err != nil || !r.adds() || !gradient(d) {
 		return s, false
 	}
 	s = c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, Reduces)
@@ -1062,7 +670,7 @@ func (c *Comm) spreadSum(s Launcher, dst, src driver.Ptr, bytes int, r reduced, 
 	var into Place
 	open := form.Into.Region != 0 && dst%16 == 0
 	if open {
-		into = Place{form.Into.Region, int(dst - form.Into.At)}
+		into = At(form.Into.Region, int(dst-form.Into.At))
 	}
 	shape := c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, Reduces)
 	return c.launchSpread(s, f, shape, one, two, into, open, driver.Reads(src, bytes), driver.Writes(dst, bytes))
@@ -1071,71 +679,31 @@ func (c *Comm) spreadSum(s Launcher, dst, src driver.Ptr, bytes int, r reduced, 
 // launchSpread launches the kernel of a Spread. The peer may write or read at a place if this rank is open. The caller
 // holds c.mu.
 func (c *Comm) launchSpread(s Launcher, f driver.Function, shape Shape, one, two step, into Place, open bool, reads, writes driver.Access) error {
-	b, peer, number := c.both[:], 1-c.rank, c.next(s)
-	for i, x := range []step{one, two} {
-		c.describe(x)
-		binary.NativeEndian.PutUint32(c.call[callNumber:], number)
-		copy(b[i*callBytes:], c.call[:callBytes])
-	}
-	binary.NativeEndian.PutUint64(b[spreadInto:], into.Word())
-	copy(b[spreadMaps:], c.call[moveMaps+8*peer:][:8])
-	copy(b[spreadFailed:], c.call[moveFailed+8*peer:][:8])
-	binary.NativeEndian.PutUint32(b[spreadOpen:], flag(open))
-	return c.run(s, f, shape, b, reads, writes)
+	b, peer, number := &c.both, 1-c.rank, c.next(s)
+	c.describe(one)
+	b.One = c.call.Call
+	c.describe(two)
+	b.Two = c.call.Call
+	b.One.Number, b.Two.Number = number, number
+	b.Into, b.Maps, b.Failed, b.Open = into, c.call.Maps[peer], c.call.Failed[peer], flag(open)
+	return c.run(s, f, shape, raw(b), reads, writes)
 }
 
-// ReduceScatter combines the ranks' parts of n elements each: src has one for each rank, in
-// order, and dst gets this rank's.
-func (c *Comm) ReduceScatter(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, form Form) error {
-	_, f, r, err := c.kernel("reduce_scatter", op, d, form.Ring)
-	if err != nil {
-		return err
+func flag(on bool) uint32 {
+	if on {
+		return 1
 	}
-	if ok, err := c.begin("reduce_scatter", dst, src, n); !ok {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	part := n * d.Size()
-	all := part * c.ranks
-	x := step{
-		dst: dst, src: src, part: part, srcStep: part, srcBytes: all, dstBytes: part, srcRange: all, dstRange: part,
-		r: r, f: f, blocks: form.Blocks,
-	}
-	if form.Ring {
-		return c.ringScatter(s, x, d)
-	}
-	return c.enqueue(s, x)
+	return 0
 }
 
-// AllGather brings n bytes at src of each rank to dst, in the order of the ranks. Src may be
-// this rank's part of dst.
-func (c *Comm) AllGather(s Launcher, dst, src driver.Ptr, n int, form Form) error {
-	if form.Ring {
-		var take [window.MostRingRanks]Span
-		for r := range c.ranks {
-			take[r] = Span{r * n, n}
-		}
-		return c.ringGather(s, dst, src, take[:c.ranks], form)
-	}
-	if ok, err := c.begin("all_gather", dst, src, n); !ok {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := n * c.ranks
-	return c.enqueue(s, step{
-		dst: dst, src: src, part: n, srcBytes: n, dstStep: n, dstBytes: all, srcRange: n, dstRange: all, f: c.gathers, kind: Gathers, blocks: form.Blocks,
-	})
+// partOf returns the length of each of so many parts of so many bytes: whole vectors. The last part may be
+// shorter.
+func partOf(bytes, parts int) int { return (bytes + 16*parts - 1) / (16 * parts) * 16 }
+
+// few reports whether a call has few blocks and long parts. Then their path through the rings limits it,
+// and not the link. Such parts had better go straight to where they are to be.
+func (c *Comm) few(form Form, part int) bool {
+	return part >= 16*c.o.straight && c.blocks(form.Blocks) <= fewBlocks
 }
 
-// AllToAll brings part r of src, of n bytes, to rank r's dst, where it is part number rank.
-func (c *Comm) AllToAll(s Launcher, dst, src driver.Ptr, n int) error {
-	if ok, err := c.begin("all_to_all", dst, src, n); !ok {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := n * c.ranks
-	return c.enqueue(s, step{dst: dst, src: src, part: n, srcStep: n, srcBytes: all, dstStep: n, dstBytes: all, srcRange: all, dstRange: all, f: c.gathers, kind: Gathers})
-}
+const fewBlocks = 32

@@ -8,11 +8,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/testsize"
 )
 
 // A model of the protocol. It shows that the protocol is right for any number of ranks, any
 // pace of the lanes, and any order in which stores arrive. It follows Kernel in direct.cu
-// line by line, but for the looks of who writes straight or reads. A lane computes sums of words.
+// line by line, but for the looks of who writes straight or reads. A lane computes sums of words. The model of rings has
+// the same scheduler.
 //
 // A seeded scheduler takes one step at a time: of a lane, or the arrival of a store. For a
 // while it holds up some lanes and ranks, and some stores until nothing else can go on. Stores
@@ -23,7 +26,7 @@ import (
 
 const (
 	free   = 0xffffffff // a word of a free slot
-	other  = 0x7fffffff // what is sent instead
+	other  = 0x7fff7fff // what is sent instead
 	marked = 0xfffffffe // the first word of a tile with a key
 )
 
@@ -142,6 +145,10 @@ type model struct {
 	brief                  bool   // ranks that have failed stay for too short a time, and memory stays mapped
 	fault                  error
 	turns                  int // until others are held up
+
+	number int                  // of calls
+	kernel func(l *modelLane)   // what a lane does in a call
+	ended  func(rank, call int) // is told of the end of a rank's kernel
 }
 
 type modelStore struct {
@@ -288,8 +295,20 @@ func makeModel(seed uint64, ranks int, without rule, calls mix) *model {
 		m.mem[i] = free
 	}
 	m.setCounts()
-	m.flyingOf, m.failed, m.failedIn, m.done = make([]int, ranks), make([]bool, ranks), make([]int, ranks), make([]int, ranks)
-	for r := range ranks {
+	m.start(len(m.calls), (*modelLane).direct, func(r, call int) {
+		if !m.failed[r] {
+			m.written(r, call)
+		}
+		m.reuse(r, call)
+	})
+	return m
+}
+
+// start makes the lanes.
+func (m *model) start(calls int, kernel func(l *modelLane), ended func(rank, call int)) {
+	m.number, m.kernel, m.ended = calls, kernel, ended
+	m.flyingOf, m.failed, m.failedIn, m.done = make([]int, m.ranks), make([]bool, m.ranks), make([]int, m.ranks), make([]int, m.ranks)
+	for r := range m.ranks {
 		for c := range m.channels {
 			w := &modelWarp{rank: r, channel: c}
 			m.warps = append(m.warps, w)
@@ -314,7 +333,6 @@ func makeModel(seed uint64, ranks int, without rule, calls mix) *model {
 			}
 		}
 	}
-	return m
 }
 
 // setCounts has the channels begin behind any number of calls of one tile, which give no credit.
@@ -574,10 +592,10 @@ func (l *modelLane) vote(ok bool) bool {
 
 func (l *modelLane) run() {
 	m, r := l.m, l.w.rank
-	for l.call = range m.calls {
+	for l.call = range m.number {
 		l.returned = false
-		if r != m.absent || l.call < len(m.calls)-2 {
-			l.kernel()
+		if r != m.absent || l.call < m.number-2 {
+			m.kernel(l)
 		}
 		l.returned = true
 		// The kernel ends with its last lane, and with its stores.
@@ -593,17 +611,15 @@ func (l *modelLane) run() {
 			}
 			if m.flyingOf[r] == 0 {
 				m.done[r] = call + 1
-				if !m.failed[r] {
-					m.written(r, call)
-				}
-				m.reuse(r, call)
+				m.ended(r, call)
 			}
 			return m.done[r] > call
 		})
 	}
 }
 
-func (l *modelLane) kernel() {
+// direct is what a lane does in a call.
+func (l *modelLane) direct() {
 	m, r, ch := l.m, l.w.rank, l.w.channel
 	c := m.calls[l.call]
 	l.heads = 0
@@ -1441,12 +1457,24 @@ func (l *modelLane) push(i int) bool {
 // TestModel holds that the protocol is right for 2, 4 and 8 ranks and any sizes.
 func TestModel(t *testing.T) {
 	for ranks, seeds := range map[int]uint64{2: 400, 3: 200, 4: 200, 8: 200} {
-		if testing.Short() {
-			seeds /= 10
-		}
-		for seed := range seeds {
+		for seed := range seeds / testsize.Of[uint64](10, 4, 1) {
 			require.NoError(t, newModel(seed, ranks, nothing).run(), "%d ranks, seed %d", ranks, seed)
 		}
+	}
+}
+
+// eachIsNeeded holds that without any of some rules a seed goes wrong.
+func eachIsNeeded(t *testing.T, rules []rule, run func(seed uint64, without rule) error) {
+	for _, without := range rules {
+		t.Run(string(without), func(t *testing.T) {
+			for seed := range uint64(2000) {
+				if err := run(seed, without); err != nil {
+					t.Logf("seed %d: %v", seed, err)
+					return
+				}
+			}
+			t.Fatal("nothing went wrong")
+		})
 	}
 }
 
@@ -1458,17 +1486,9 @@ func TestModelLane(t *testing.T) {
 		m.absent = int(seed) % 2
 		require.NoError(t, m.run(), "a rank stays away, seed %d", seed)
 	}
-	for _, without := range []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, heading, marking, awaiting, unmarking, renewing} {
-		t.Run(string(without), func(t *testing.T) {
-			for seed := range uint64(1000) {
-				if err := newLane(seed, without).run(); err != nil {
-					t.Logf("seed %d: %v", seed, err)
-					return
-				}
-			}
-			t.Fatal("nothing went wrong")
-		})
-	}
+	eachIsNeeded(t, []rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, heading, marking, awaiting, unmarking, renewing}, func(seed uint64, without rule) error {
+		return newLane(seed, without).run()
+	})
 }
 
 // TestModelTwoShots holds that two shots in one launch are right, and that each rule is needed for them.
@@ -1483,17 +1503,9 @@ func TestModelTwoShots(t *testing.T) {
 		m.abort = int(seed*7919) % (mostSteps * ranks)
 		require.NoError(t, m.run(), "aborted, %d ranks, seed %d", ranks, seed)
 	}
-	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, beginning, leaving, greeting, marking, awaiting, unmarking, renewing}, straightRules...) {
-		t.Run(string(without), func(t *testing.T) {
-			for seed := range uint64(2000) {
-				if err := makeModel(seed, 3, without, onlyShots).run(); err != nil {
-					t.Logf("seed %d: %v", seed, err)
-					return
-				}
-			}
-			t.Fatal("nothing went wrong")
-		})
-	}
+	eachIsNeeded(t, append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, beginning, leaving, greeting, marking, awaiting, unmarking, renewing}, straightRules...), func(seed uint64, without rule) error {
+		return makeModel(seed, 3, without, onlyShots).run()
+	})
 }
 
 // TestModelReads holds that reduces of two ranks are right if the root may read. Each rule is needed.
@@ -1507,17 +1519,9 @@ func TestModelReads(t *testing.T) {
 		m.abort = int(seed*7919) % (mostSteps * 2)
 		require.NoError(t, m.run(), "aborted, seed %d", seed)
 	}
-	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, renewing}, readRules...) {
-		t.Run(string(without), func(t *testing.T) {
-			for seed := range uint64(2000) {
-				if err := makeModel(seed, 2, without, onlyReads).run(); err != nil {
-					t.Logf("seed %d: %v", seed, err)
-					return
-				}
-			}
-			t.Fatal("nothing went wrong")
-		})
-	}
+	eachIsNeeded(t, append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, stopping, renewing}, readRules...), func(seed uint64, without rule) error {
+		return makeModel(seed, 2, without, onlyReads).run()
+	})
 }
 
 // TestModelAbsent: waits for a rank that stays away end, and ranks that have failed write nothing
@@ -1545,27 +1549,17 @@ func TestModelAborted(t *testing.T) {
 
 // TestModelRules holds that each rule is needed: without it some seed goes wrong.
 func TestModelRules(t *testing.T) {
-	for _, without := range append([]rule{clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping, heading, telling, counting, marking, awaiting, unmarking, renewing, greeting, agreeing}, straightRules...) {
-		t.Run(string(without), func(t *testing.T) {
-			groups := []int{2, 4}
-			switch without {
-			case telling, counting:
-				groups = []int{4, 8} // two ranks know each other's spans
-			case greeting:
-				groups = []int{2, 4}
-			case voting:
-				groups = []int{4, 8} // the peer of a rank that has failed does not matter
-			}
-			for _, ranks := range groups {
-				found := false
-				for seed := uint64(0); seed < 2000 && !found; seed++ {
-					if err := newModel(seed, ranks, without).run(); err != nil {
-						found = true
-						t.Logf("%d ranks, seed %d: %v", ranks, seed, err)
-					}
-				}
-				require.True(t, found, "%d ranks: nothing went wrong", ranks)
-			}
-		})
+	needed := func(rules []rule, groups ...int) {
+		for _, ranks := range groups {
+			t.Run(fmt.Sprint(ranks, " ranks"), func(t *testing.T) {
+				eachIsNeeded(t, rules, func(seed uint64, without rule) error { return newModel(seed, ranks, without).run() })
+			})
+		}
 	}
+	needed([]rule{
+		clearing, crediting, last, releasing, meeting, halves, cleaning, padding, stopping, heading, marking, awaiting, unmarking, renewing, greeting,
+		agreeing, opening, fencing, ending, looking, lingering,
+	}, 2, 4)
+	// Two ranks know each other's spans, and the peer of a rank that has failed does not matter.
+	needed([]rule{telling, counting, voting}, 4, 8)
 }

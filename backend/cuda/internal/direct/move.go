@@ -9,9 +9,6 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// Span is a range of bytes.
-type Span struct{ Off, N int }
-
 // with returns the range from the first byte of two spans to the last. x may be empty.
 func (x Span) with(o Span) Span {
 	if x.N == 0 {
@@ -50,7 +47,7 @@ func (m *movement) open(rank, ranks, least int) (into [window.MostRanks]Place, o
 		if m.into.Region == 0 || at%16 != 0 || m.longest() < least {
 			return [window.MostRanks]Place{}, false, false
 		}
-		into[r], told = Place{m.into.Region, int(at - m.into.At)}, true
+		into[r], told = At(m.into.Region, int(at-m.into.At)), true
 	}
 	return into, true, told
 }
@@ -109,30 +106,13 @@ func (c *Comm) launchMove(s Launcher, m *movement) error {
 	if writes.N == 0 {
 		dst = src
 	}
-	c.put(callSrc, uint64(src))
-	c.put(callDst, uint64(dst))
-	c.put(callPart, uint64(part))
-	c.put2(callScaled, 0, uint32(src|dst|driver.Ptr(align)))
-	for r := range c.ranks {
-		c.put(moveSend+16*r, uint64(m.send[r].Off))
-		c.put(moveSend+16*r+8, uint64(m.send[r].N))
-		c.put(moveTake+16*r, uint64(m.take[r].Off))
-		c.put(moveTake+16*r+8, uint64(m.take[r].N))
-	}
+	x := &c.call
+	x.Src, x.Dst, x.Part = src, dst, part
+	x.Scaled, x.Align = 0, uint32(src|dst|driver.Ptr(align))
+	x.Send, x.Take = m.send, m.take
 	into, open, told := m.open(c.rank, c.ranks, c.o.straight)
-	for r := range c.ranks {
-		c.put(moveInto+8*r, into[r].Word())
-	}
-	c.put2(moveOpen, flag(open), flag(told))
-	c.put2(moveWriters, uint32(max(m.writers, 1)), 0)
-	return c.start(s, c.moves, shape, moveBytes, driver.Reads(src+driver.Ptr(reads.Off), reads.N), driver.Writes(dst+driver.Ptr(writes.Off), writes.N))
-}
-
-func flag(on bool) uint32 {
-	if on {
-		return 1
-	}
-	return 0
+	x.Into, x.Open, x.Told, x.Writers = into, flag(open), flag(told), uint32(max(m.writers, 1))
+	return c.start(s, c.moves, shape, raw(x), driver.Reads(src+driver.Ptr(reads.Off), reads.N), driver.Writes(dst+driver.Ptr(writes.Off), writes.N))
 }
 
 // AllToAllV sends the span send[r] of src to rank r, and receives from rank r into the span take[r] of
@@ -188,11 +168,11 @@ func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) erro
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		others := everyone(c.ranks) &^ (1 << root)
-		who := roles{givers: 1 << root, owners: others, takers: others}
+		who := Roles{Givers: 1 << root, Owners: others, Takers: others}
 		if c.rootedShots(n, form) {
-			return c.bothShots(s, at, at, n, reduced{}, who, c.broadcasts, form)
+			return c.bothShots(s, at, at, n, none, who, &c.broadcasts, form)
 		}
-		x := step{dst: at, src: at, part: n, f: c.gathers, kind: Gathers, blocks: form.Blocks, roles: who}
+		x := step{dst: at, src: at, part: n, r: none, f: c.gathers, kind: Gathers, blocks: form.Blocks, roles: who}
 		if c.rank == root {
 			x.srcBytes, x.srcRange = n, n
 		} else {
@@ -214,7 +194,7 @@ func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) erro
 
 // BroadcastSpreads reports whether Form.Into is of use to a broadcast of so many bytes.
 func (c *Comm) BroadcastSpreads(bytes int, form Form) bool {
-	return c.ranks == 2 || c.rootedSpreads(bytes, form, c.broadcasts)
+	return c.ranks == 2 || c.rootedSpreads(bytes, form, &c.broadcasts)
 }
 
 // ReduceSpreads reports whether Form.Into is of use to a rank of a reduce. With two ranks it is to the one that is not
@@ -224,8 +204,7 @@ func (c *Comm) ReduceSpreads(n int, d tensor.DType, op backend.ReduceOp, root in
 		_, pulls := c.pullShape(n*d.Size(), d, op, form)
 		return pulls && c.rank != root
 	}
-	f, _ := c.forms(d)
-	return c.rank == root && c.rootedSpreads(n*d.Size(), form, f)
+	return c.rank == root && c.rootedSpreads(n*d.Size(), form, c.forms(d))
 }
 
 // pullShape returns the shape of a reduce of two ranks, and whether its root reads the other rank's input, if it may.
@@ -235,7 +214,7 @@ func (c *Comm) pullShape(bytes int, d tensor.DType, op backend.ReduceOp, form Fo
 	return s, ok && bytes >= 512*c.o.straight
 }
 
-func (c *Comm) rootedSpreads(bytes int, form Form, f forms) bool {
+func (c *Comm) rootedSpreads(bytes int, form Form, f *forms) bool {
 	if !c.rootedShots(bytes, form) {
 		return false
 	}
@@ -252,7 +231,7 @@ func (c *Comm) rootedShots(bytes int, form Form) bool {
 // Reduce combines n elements at src of all ranks, to the root's dst. Dst is not used elsewhere. Src and the root's dst
 // may be the same.
 func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, root int, form Form) error {
-	forms, f, r, err := c.kernel("reduce", op, d, false)
+	f, r, err := c.kernel("reduce", op, d, false)
 	if err != nil {
 		return err
 	}
@@ -265,20 +244,20 @@ func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op
 	bytes := n * d.Size()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all, to := everyone(c.ranks), uint32(1)<<root
+	all, to := everyone(c.ranks), uint8(1)<<root
 	if c.rootedShots(bytes, form) {
-		who := roles{givers: all, owners: c.reducers(bytes, all, to), takers: to}
-		return c.bothShots(s, dst, src, bytes, r, who, forms, form)
+		who := Roles{Givers: all, Owners: c.reducers(bytes, all, to), Takers: to}
+		return c.bothShots(s, dst, src, bytes, r, who, f, form)
 	}
-	x := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f, blocks: form.Blocks}
-	x.roles = roles{givers: all, owners: to, takers: to}
+	x := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f.all, blocks: form.Blocks}
+	x.roles = Roles{Givers: all, Owners: to, Takers: to}
 	if c.rank != root {
 		// It takes part, and keeps nothing.
 		x.dstBytes, x.dstRange = 0, 0
 	}
 	if c.ranks == 2 {
 		if shape, pulls := c.pullShape(bytes, d, op, form); pulls {
-			return c.pull(s, x, forms.spread, shape, root, form)
+			return c.pull(s, x, f.spread, shape, root, form)
 		}
 	}
 	return c.enqueue(s, x)
@@ -290,7 +269,7 @@ func (c *Comm) pull(s Launcher, x step, f driver.Function, shape Shape, root int
 	var at Place
 	if c.rank != root {
 		if open = open && form.Into.Region != 0; open {
-			at = Place{form.Into.Region, int(x.src - form.Into.At)}
+			at = At(form.Into.Region, int(x.src-form.Into.At))
 		}
 	}
 	return c.launchSpread(s, f, shape, x, x, at, open, driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
@@ -298,7 +277,7 @@ func (c *Comm) pull(s Launcher, x step, f driver.Function, shape Shape, root int
 
 // reducers returns the ranks that combine a part each in a reduce of two shots. The root gets all results, and its link
 // limits a long reduce. So only the others combine there.
-func (c *Comm) reducers(bytes int, all, root uint32) uint32 {
+func (c *Comm) reducers(bytes int, all, root uint8) uint8 {
 	if bytes <= c.o.rootReduces {
 		return all
 	}
@@ -329,10 +308,6 @@ func (c *Comm) equal(n int) (all [window.MostRanks]Span) {
 	return all
 }
 
-// partOf returns the length of each of so many parts of so many bytes: whole vectors. The last part may be
-// shorter.
-func partOf(bytes, parts int) int { return (bytes + 16*parts - 1) / (16 * parts) * 16 }
-
 // spread is the second half of an all_reduce of two ranks in two shots. Each has its part at its place, and gets the
 // other one. The caller holds c.mu.
 func (c *Comm) spread(s Launcher, at driver.Ptr, bytes int, form Form) error {
@@ -349,15 +324,7 @@ func (c *Comm) spread(s Launcher, at driver.Ptr, bytes int, form Form) error {
 	}
 	mine := min(part, bytes-part*c.rank)
 	return c.enqueue(s, step{
-		dst: at, src: at + driver.Ptr(part*c.rank), part: part, srcBytes: mine, dstStep: part, dstBytes: bytes, srcRange: mine, dstRange: bytes, f: c.gathers, kind: Gathers,
+		dst: at, src: at + driver.Ptr(part*c.rank), part: part, srcBytes: mine, dstStep: part, dstBytes: bytes, srcRange: mine, dstRange: bytes, r: none, f: c.gathers, kind: Gathers,
 		blocks: form.Blocks,
 	})
 }
-
-// few reports whether a call has few blocks and long parts. Then their path through the rings limits it,
-// and not the link. Such parts had better go straight to where they are to be.
-func (c *Comm) few(form Form, part int) bool {
-	return part >= 16*c.o.straight && c.blocks(form.Blocks) <= fewBlocks
-}
-
-const fewBlocks = 32

@@ -39,42 +39,13 @@ struct Ring {
 };
 static_assert(sizeof(Ring) == 656, "ring.go counts on it");
 
-// Dtypes, as the host numbers them.
-enum { Float32, BFloat16, Float16, Float64, Int8, Uint8, Int32, Int64 };
-
-// each runs f for the arithmetic of a dtype.
-template <class F> DEVICE void each(u32 type, F f) {
-  switch (type) {
-  case Float32: f(F32()); return;
-  case BFloat16: f(Narrow<Brain>()); return;
-  case Float16: f(Narrow<Half>()); return;
-  case Float64: f(F64()); return;
-  case Int32: f(Integer<u32, i32>()); return;
-  case Int64: f(Integer<u64, i64>()); return;
-  default: f(Bytes<u8>()); return; // signed bytes: see arithmetic
+// Every is all dtypes.
+struct Every {
+  template <class F> DEVICE void each(u32 type, F f) {
+    if (type <= Float16) Gradients::each(type, f);
+    else Others::each(type, f);
   }
-}
-
-// arithmetic is all but plain sums, for a vector: an operand b, which may be the first one, and at the end a quotient.
-OUTLINE Vec arithmetic(u32 type, Vec a, Vec b, u32 op, bool scaled, bool first, u32 by, u64 factor) {
-  each(type, [&](auto m) {
-    typedef decltype(m) M;
-    if (scaled) scale<M, 1>(&b, factor);
-    if (first) {
-      a = b;
-      return;
-    }
-    const u32 flip = type == Int8 && (op == Min || op == Max) ? 0x80808080 : 0;
-    a ^= (Vec)(flip), b ^= (Vec)(flip);
-    combine<M, 1>(op, &a, &b, false);
-    a ^= (Vec)(flip);
-    if (by <= 1) return;
-    // To multiply by 1/2 or 1/4 gives the same bits as to divide, and is as fast for tiny numbers as for others.
-    if ((by & (by - 1)) == 0) scale<M, 1>(&a, factor);
-    else divide<M, 1>(&a, by);
-  });
-  return a;
-}
+};
 
 // await returns when a flag has the number of a tile; false if the call has failed.
 OUTLINE bool await(const u32 *flag, u32 t, u32 *host, u32 *failed, u64 limit, u32 peer, u32 channel) {
@@ -187,17 +158,15 @@ struct Ringer {
         if (s <= own) fetch(c, c.from[part], mine, operand);
         if (s > 0 && !take(c, x, n, v)) return;
         if (s <= own) {
-          const u32 by = s == own ? c.by : 0;
-          if (s == 0 && !c.scaled) {
+          const bool sum = s > 0 && c.op == Sum && !c.scaled;
+          if (sum) add<Every, U>(c.type, v, operand);
+          else
 #pragma unroll
-            for (int u = 0; u < U; u++) v[u] = operand[u];
-          } else if (c.op == Sum && !c.scaled && by <= 1) {
-            each(c.type, [&](auto m) { combineTile<decltype(m), U, Sum>(v, operand, false); });
-          } else {
-#pragma unroll
-            for (int u = 0; u < U; u++)
-              v[u] = arithmetic(c.type, v[u], operand[u], c.op, c.scaled != 0, s == 0, by, c.factor);
-          }
+            for (int u = 0; u < U; u++) {
+              if (c.scaled) operand[u] = scaled<Every>(c.type, operand[u], c.factor, 1);
+              v[u] = s == 0 ? operand[u] : combine<Every>(c.type, c.op, v[u], operand[u]);
+            }
+          if (s == own) average<Every, U>(c.type, v, c.by, c.factor);
         }
         if (s >= own) keep(c, c.to[part], mine, v);
         if (s < last) give(c, x, n, v);

@@ -1,13 +1,10 @@
 package direct
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/tensor"
@@ -21,88 +18,15 @@ const (
 	RingKernel = "c10d_ring"
 )
 
-// What the kernel gets as its parameter: struct Ring of ring.cu.
-const (
-	ringSrc = 8 * iota
-	ringDst
-	ringPart
-	ringSlots
-	ringFlags
-	ringNextSlots
-	ringNextFlags
-	ringState
-	ringFailed
-	ringHost
-	ringFactor
-	ringLimit
-	ringRanks  // two numbers of 4 bytes each from here on
-	ringBefore // and the channels of a slot
-	ringDepth  // and the operator
-	ringBy     // and whether operands are scaled
-	ringAlign  // and the number of the call
-	ringShots  // and the dtype
-	ringFrom
-	ringTo    = ringFrom + 16*window.MostRingRanks
-	ringBytes = ringTo + 16*window.MostRingRanks
-)
-
-// What a call does with the parts.
-const (
-	ringCombines = 1 << iota
-	ringGathers
-)
-
 // RingImage calls f with the text of rings, as Images does with others.
-func RingImage(f func(image []byte, kernels ...string)) { f(images()[rings], RingKernel) }
-
-// RingCall is what the kernel is told, for a kernel in Go.
-type RingCall struct {
-	Src, Dst                           driver.Ptr
-	Part                               int // bytes of the longest part
-	Slots, Flags, NextSlots, NextFlags driver.Ptr
-	State, Failed, Host                driver.Ptr
-	Limit                              time.Duration
-	Ranks, Place, Before               int
-	Channels, Depth                    int
-	DType                              tensor.DType
-	Op                                 backend.ReduceOp
-	Number                             uint32
-	Combines, Gathers                  bool
-	From, To                           [window.MostRingRanks]Span // by place
-}
-
-// ParseRing reads the parameter of the kernel, for a kernel in Go.
-func ParseRing(b []byte) (c RingCall) {
-	long := func(at int) int { return int(binary.NativeEndian.Uint64(b[at:])) }
-	word := func(at int) int { return int(binary.NativeEndian.Uint32(b[at:])) }
-	for at, p := range map[int]*driver.Ptr{
-		ringSrc: &c.Src, ringDst: &c.Dst, ringSlots: &c.Slots, ringFlags: &c.Flags,
-		ringNextSlots: &c.NextSlots, ringNextFlags: &c.NextFlags,
-		ringState: &c.State, ringFailed: &c.Failed, ringHost: &c.Host,
-	} {
-		*p = driver.Ptr(long(at))
-	}
-	c.Part, c.Limit = long(ringPart), time.Duration(long(ringLimit))
-	c.Ranks, c.Place = word(ringRanks), word(ringRanks+4)
-	c.Before, c.Channels, c.Depth = word(ringBefore), word(ringBefore+4), word(ringDepth)
-	c.DType = dtypes[word(ringShots+4)]
-	op := Call{Op: word(ringDepth + 4), By: word(ringBy), Scaled: word(ringBy + 4), Factor: uint64(long(ringFactor))}
-	c.Op = op.Operator(c.DType)
-	c.Number = uint32(word(ringAlign + 4))
-	shots := word(ringShots)
-	c.Combines, c.Gathers = shots&ringCombines != 0, shots&ringGathers != 0
-	for i := range c.From {
-		c.From[i], c.To[i] = parseSpan(b[ringFrom+16*i:]), parseSpan(b[ringTo+16*i:])
-	}
-	return c
-}
+func RingImage(f func(image []byte, kernels ...string)) { f(image(rings), RingKernel) }
 
 // ring is what a Comm has for calls round a ring.
 type ring struct {
 	window.Ring
 	channels int
 	f        driver.Function
-	call     [ringBytes]byte
+	call     Ring
 }
 
 // openRing loads the kernel of the window's ring, if it has one.
@@ -111,32 +35,18 @@ func (c *Comm) openRing() error {
 	if !ok {
 		return nil
 	}
-	m, err := c.loadImage(images()[rings])
+	all, err := c.open(image(rings), RingKernel)
 	if err != nil {
 		return err
 	}
-	x := &ring{Ring: r, channels: channels}
-	if x.f, err = m.Function(RingKernel); err != nil {
-		return err
+	x := &ring{Ring: r, channels: channels, f: all[RingKernel]}
+	x.call = Ring{
+		Slots: r.Slots, Flags: r.Flags, NextSlots: r.NextSlots, NextFlags: r.NextFlags, State: r.State, Failed: r.Failed, Host: r.Host,
+		Limit: c.o.Limit, Ranks: uint32(c.ranks), Place: uint32(r.Place), Before: uint32(r.At(r.Place - 1)),
+		Channels: uint32(channels), Depth: uint32(window.RingDepth(c.ranks)),
 	}
-	for at, p := range map[int]driver.Ptr{
-		ringSlots: r.Slots, ringFlags: r.Flags, ringNextSlots: r.NextSlots, ringNextFlags: r.NextFlags,
-		ringState: r.State, ringFailed: r.Failed, ringHost: r.Host,
-	} {
-		x.put(at, uint64(p))
-	}
-	x.put(ringLimit, uint64(c.o.Limit.Nanoseconds()))
-	x.put2(ringRanks, uint32(c.ranks), uint32(r.Place))
-	x.put2(ringBefore, uint32(r.At(r.Place-1)), uint32(channels))
 	c.ring = x
 	return nil
-}
-
-func (x *ring) put(at int, v uint64) { binary.NativeEndian.PutUint64(x.call[at:], v) }
-
-func (x *ring) put2(at int, a, b uint32) {
-	binary.NativeEndian.PutUint32(x.call[at:], a)
-	binary.NativeEndian.PutUint32(x.call[at+4:], b)
 }
 
 // Order returns the ranks in the order of the ring, nil if there is none.
@@ -167,24 +77,17 @@ func (c *Comm) goAround(s Launcher, a *around) error {
 	if x == nil {
 		return errNoRing
 	}
-	x.put(ringSrc, uint64(a.src))
-	x.put(ringDst, uint64(a.dst))
-	x.put(ringPart, uint64(a.part))
-	x.put(ringFactor, a.r.factor)
-	x.put2(ringDepth, uint32(window.RingDepth(c.ranks)), a.r.op)
-	x.put2(ringBy, a.r.by, a.r.scaled)
+	p := &x.call
+	p.Src, p.Dst, p.Part, p.Shots = a.src, a.dst, a.part, a.shots
+	p.Factor, p.Op, p.By, p.Scaled, p.Type = a.r.factor, a.r.op, a.r.by, a.r.scaled, uint32(slices.Index(dtypes, a.d))
 	align := a.src | a.dst
 	for place, r := range x.Ring.Order {
-		for at, p := range map[int]Span{ringFrom: a.from[r], ringTo: a.to[r]} {
-			x.put(at+16*place, uint64(p.Off))
-			x.put(at+16*place+8, uint64(p.N))
-			align |= driver.Ptr(p.Off)
-		}
+		p.From[place], p.To[place] = a.from[r], a.to[r]
+		align |= driver.Ptr(a.from[r].Off | a.to[r].Off)
 	}
-	x.put2(ringAlign, uint32(align), c.next(s))
-	x.put2(ringShots, a.shots, uint32(slices.Index(dtypes, a.d)))
+	p.Align, p.Number = uint32(align), c.next(s)
 	shape := RingShape(a.part, c.blocks(a.blocks), x.channels)
-	return c.run(s, x.f, shape, x.call[:], driver.Reads(a.src, a.srcRange), driver.Writes(a.dst, a.dstRange))
+	return c.run(s, x.f, shape, raw(p), driver.Reads(a.src, a.srcRange), driver.Writes(a.dst, a.dstRange))
 }
 
 // RingShape returns the shape for a call round a ring whose longest part has n bytes: a warp for each tile, as far as
@@ -203,7 +106,7 @@ func RingShape(n, blocks, channels int) Shape {
 // ringReduce is an all_reduce. The caller holds c.mu.
 func (c *Comm) ringReduce(s Launcher, dst, src driver.Ptr, bytes int, r reduced, d tensor.DType, form Form) error {
 	a := around{
-		dst: dst, src: src, part: partOf(bytes, c.ranks), shots: ringCombines | ringGathers, r: r, d: d,
+		dst: dst, src: src, part: partOf(bytes, c.ranks), shots: Combines | Collects, r: r, d: d,
 		srcRange: bytes, dstRange: bytes, blocks: form.Blocks,
 	}
 	for p := range c.ranks {
@@ -217,7 +120,7 @@ func (c *Comm) ringReduce(s Launcher, dst, src driver.Ptr, bytes int, r reduced,
 // ringScatter is a reduce_scatter. The parts are those of x, in bytes. The caller holds c.mu.
 func (c *Comm) ringScatter(s Launcher, x step, d tensor.DType) error {
 	a := around{
-		dst: x.dst, src: x.src, part: x.part, shots: ringCombines, r: x.r, d: d,
+		dst: x.dst, src: x.src, part: x.part, shots: Combines, r: x.r, d: d,
 		srcRange: x.srcRange, dstRange: x.dstRange, blocks: x.blocks,
 	}
 	for p := range c.ranks {
@@ -233,7 +136,7 @@ func (c *Comm) ringGather(s Launcher, dst, src driver.Ptr, take []Span, form For
 	if len(take) != c.ranks {
 		return fmt.Errorf("direct: all_gather to %d spans, want one for each of %d ranks", len(take), c.ranks)
 	}
-	a := around{dst: dst, src: src, shots: ringGathers, d: tensor.Uint8, blocks: form.Blocks}
+	a := around{dst: dst, src: src, shots: Collects, d: tensor.Uint8, blocks: form.Blocks}
 	copy(a.to[:], take)
 	a.from[c.rank].N = take[c.rank].N
 	a.srcRange = take[c.rank].N

@@ -3,9 +3,7 @@ package direct_test
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -17,6 +15,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -89,11 +89,7 @@ func TestRingBesideMesh(t *testing.T) {
 
 // TestRingSeeds has few random calls with each of many orders in which the devices do their work.
 func TestRingSeeds(t *testing.T) {
-	seeds := 4
-	if n, err := strconv.Atoi(os.Getenv("C10D_SEEDS")); err == nil {
-		seeds = n
-	}
-	for seed := range seeds {
+	for seed := range testsize.Of(4, 4, 40) {
 		ranks := []int{4, 6, 8, 12}[seed%4]
 		reach := beside(ranks)
 		if ranks == 12 {
@@ -122,21 +118,14 @@ func TestRingFailure(t *testing.T) {
 			u.direct.Limit = 10 * time.Millisecond
 		}
 		threads(t, u, drivers(t, ringHost(t, ranks, 1, beside(ranks)), ranks, false), func(m *member) error {
-			mem, err := m.v.Alloc(1 << 10)
-			if err != nil {
-				return err
-			}
+			mem := must.Get(m.v.Alloc(1 << 10))
 			defer mem.Close()
-			if err := errors.Join(m.s.Memset(mem.Ptr(), 1, 1<<10), m.sync(), m.meet()); err != nil {
-				return err
-			}
+			must.Do(errors.Join(m.s.Memset(mem.Ptr(), 1, 1<<10), m.sync(), m.meet()))
 			sum := func() error {
 				return m.c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), 4, tensor.Int64, backend.Sum(), direct.Form{Ring: true})
 			}
 			if m.rank != 1 {
-				if err := sum(); err != nil {
-					return err
-				}
+				must.Do(sum())
 				if aborts {
 					m.w.Abort()
 				}
@@ -151,9 +140,7 @@ func TestRingFailure(t *testing.T) {
 					return fmt.Errorf("a call after a failure: %w", err)
 				}
 			}
-			if err := m.w.Reset(m.ctx, m.exchange); err != nil {
-				return err
-			}
+			must.Do(m.w.Reset(m.ctx, m.exchange))
 			return errors.Join(sum(), m.sync(), m.meet())
 		})
 	}

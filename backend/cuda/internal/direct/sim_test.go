@@ -17,6 +17,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -26,8 +28,7 @@ import (
 // machine is a simulated host with a device for each rank.
 func machine(t *testing.T, ranks int, seed uint64) *sim.Machine {
 	t.Helper()
-	m, err := sim.New(sim.Config{Devices: ranks, Seed: seed, Kernels: simkernels.All()})
-	require.NoError(t, err)
+	m := must.Get(sim.New(sim.Config{Devices: ranks, Seed: seed, Kernels: simkernels.All()}))
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	return m
 }
@@ -40,8 +41,7 @@ func drivers(t *testing.T, m *sim.Machine, ranks int, apart bool) (all []driver.
 			all = append(all, all[0])
 			continue
 		}
-		d, err := m.Process(fmt.Sprint("process ", r))
-		require.NoError(t, err)
+		d := must.Get(m.Process(fmt.Sprint("process ", r)))
 		t.Cleanup(func() { require.NoError(t, d.Close()) })
 		all = append(all, d)
 	}
@@ -97,9 +97,7 @@ func TestRootReads(t *testing.T) {
 		for i := range 2 * n {
 			binary.LittleEndian.PutUint32(host.Bytes()[4*i:], math.Float32bits(float32((m.rank+1)*i)))
 		}
-		if err := m.s.Copy(mem.Ptr(), host.Ptr(), mem.Len()); err != nil {
-			return err
-		}
+		must.Do(m.s.Copy(mem.Ptr(), host.Ptr(), mem.Len()))
 		// What is told is n numbers behind the input.
 		into.At -= 4 * n
 		root := 1
@@ -229,15 +227,11 @@ func TestStraightFailed(t *testing.T) {
 		}
 		defer mem.Close()
 		defer host.Close()
-		if err := errors.Join(m.s.Memset(mem.Ptr(), byte(1+m.rank), n), m.sync(), m.meet()); err != nil {
-			return err
-		}
+		must.Do(errors.Join(m.s.Memset(mem.Ptr(), byte(1+m.rank), n), m.sync(), m.meet()))
 		// Rank 0 has failed when rank 1 comes to the call.
 		for r := range m.ranks {
 			if m.rank == r {
-				if err := m.c.Broadcast(m.s, mem.Ptr(), n, 1, direct.Form{Into: into}); err != nil {
-					return err
-				}
+				must.Do(m.c.Broadcast(m.s, mem.Ptr(), n, 1, direct.Form{Into: into}))
 				if r == 0 {
 					m.w.Abort()
 				}
@@ -246,16 +240,10 @@ func TestStraightFailed(t *testing.T) {
 					return fmt.Errorf("rank %d: %w", r, err)
 				}
 			}
-			if err := m.meet(); err != nil {
-				return err
-			}
+			must.Do(m.meet())
 		}
-		if err := m.w.Reset(m.ctx, m.exchange); err != nil {
-			return err
-		}
-		if err := errors.Join(m.s.Copy(host.Ptr(), mem.Ptr(), n), m.sync()); err != nil {
-			return err
-		}
+		must.Do(m.w.Reset(m.ctx, m.exchange))
+		must.Do(errors.Join(m.s.Copy(host.Ptr(), mem.Ptr(), n), m.sync()))
 		for i, b := range host.Bytes() {
 			if b != byte(1+m.rank) {
 				return fmt.Errorf("byte %d of rank %d was written", i, m.rank)
@@ -267,10 +255,7 @@ func TestStraightFailed(t *testing.T) {
 
 // TestReplays replays a captured all_reduce, with eager ones of other sizes between.
 func TestReplays(t *testing.T) {
-	rounds := 1000
-	if testing.Short() {
-		rounds = 50
-	}
+	rounds := testsize.Of(50, 100, 1000)
 	for _, ranks := range []int{2, 4} {
 		t.Run(fmt.Sprintf("%d ranks", ranks), func(t *testing.T) {
 			t.Parallel()
@@ -291,21 +276,14 @@ func TestFailure(t *testing.T) {
 			u.direct.Limit = 10 * time.Millisecond
 		}
 		threads(t, u, drivers(t, machine(t, 2, 1), 2, false), func(m *member) error {
-			mem, err := m.v.Alloc(1 << 10)
-			if err != nil {
-				return err
-			}
+			mem := must.Get(m.v.Alloc(1 << 10))
 			defer mem.Close()
-			if err := errors.Join(m.s.Memset(mem.Ptr(), 1, 1<<10), m.sync(), m.meet()); err != nil {
-				return err
-			}
+			must.Do(errors.Join(m.s.Memset(mem.Ptr(), 1, 1<<10), m.sync(), m.meet()))
 			sum := func() error {
 				return m.c.AllReduce(m.s, mem.Ptr(), mem.Ptr(), 4, tensor.Int64, backend.Sum(), direct.Form{})
 			}
 			if m.rank != 1 {
-				if err := sum(); err != nil {
-					return err
-				}
+				must.Do(sum())
 				if aborts {
 					m.w.Abort()
 				}
@@ -318,9 +296,7 @@ func TestFailure(t *testing.T) {
 					return fmt.Errorf("a call after a failure: %w", err)
 				}
 			}
-			if err := m.w.Reset(m.ctx, m.exchange); err != nil {
-				return err
-			}
+			must.Do(m.w.Reset(m.ctx, m.exchange))
 			return errors.Join(sum(), m.sync(), m.meet())
 		})
 	}
@@ -333,14 +309,10 @@ func TestUnlike(t *testing.T) {
 		u.direct.DTypes = []tensor.DType{tensor.Int64}
 		u.direct.Limit = time.Second
 		threads(t, u, drivers(t, machine(t, ranks, 1), ranks, false), func(m *member) error {
-			mem, err := m.v.Alloc(1 << 10)
-			if err != nil {
-				return err
-			}
+			var err error
+			mem := must.Get(m.v.Alloc(1 << 10))
 			defer mem.Close()
-			if err := errors.Join(m.s.Memset(mem.Ptr(), 1, 1<<10), m.sync(), m.meet()); err != nil {
-				return err
-			}
+			must.Do(errors.Join(m.s.Memset(mem.Ptr(), 1, 1<<10), m.sync(), m.meet()))
 			send, take := make([]direct.Span, ranks), make([]direct.Span, ranks)
 			switch m.rank {
 			case 0:
@@ -348,17 +320,13 @@ func TestUnlike(t *testing.T) {
 			case 1:
 				take[0].N = 16
 			}
-			if err := m.c.AllToAllV(m.s, mem.Ptr(), mem.Ptr()+512, take, send, direct.Form{}); err != nil {
-				return err
-			}
+			must.Do(m.c.AllToAllV(m.s, mem.Ptr(), mem.Ptr()+512, take, send, direct.Form{}))
 			err = m.sync()
 			var f *window.Failure
 			if m.rank == 1 && (!errors.As(err, &f) || !f.Unlike || f.Peer != 0 || !contains(err, "expects another length than is sent by rank 0")) {
 				return fmt.Errorf("another length: %w", err)
 			}
-			if err := m.w.Reset(m.ctx, m.exchange); err != nil {
-				return err
-			}
+			must.Do(m.w.Reset(m.ctx, m.exchange))
 			return errors.Join(m.c.Barrier(m.s), m.sync(), m.meet())
 		})
 	}
@@ -422,11 +390,10 @@ func TestNew(t *testing.T) {
 			}
 		}
 		// Nothing to do is no launch, also with no memory.
-		errs = append(errs, m.c.AllReduce(m.s, 0, 0, 0, tensor.Float32, backend.Sum(), direct.Form{}), m.c.AllToAll(m.s, 0, 0, 0))
+		errs = append(errs, m.c.AllReduce(m.s, 0, 0, 0, tensor.Float32, backend.Sum(), direct.Form{}), m.c.Gather(m.s, 0, 0, 0, 0, direct.Form{}))
 		return errors.Join(errs...)
 	})
-	one, err := sim.New(sim.Config{Devices: 1, Kernels: simkernels.All()})
-	require.NoError(t, err)
+	one := must.Get(sim.New(sim.Config{Devices: 1, Kernels: simkernels.All()}))
 	defer func() { require.NoError(t, one.Close()) }()
 	ds := drivers(t, one, 2, true)
 	exchange := exchanges(2)

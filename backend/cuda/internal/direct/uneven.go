@@ -34,7 +34,7 @@ func (c *Comm) AllGatherV(s Launcher, dst, src driver.Ptr, take []Span, form For
 // mine. Part r begins at element r*part of src, which ends after all elements. What comes after the end is
 // taken as zeros, and elements beyond a part may be anything. Dst may be this rank's part of src.
 func (c *Comm) ReduceScatterV(s Launcher, dst, src driver.Ptr, part, mine, all int, d tensor.DType, op backend.ReduceOp, form Form) error {
-	_, f, r, err := c.kernel("reduce_scatter", op, d, form.Ring)
+	f, r, err := c.kernel("reduce_scatter", op, d, form.Ring)
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (c *Comm) ReduceScatterV(s Launcher, dst, src driver.Ptr, part, mine, all i
 	es := d.Size()
 	x := step{
 		dst: dst, src: src, part: part * es, srcStep: part * es, srcBytes: all * es, dstBytes: mine * es,
-		srcRange: all * es, dstRange: mine * es, r: r, f: f, blocks: form.Blocks,
+		srcRange: all * es, dstRange: mine * es, r: r, f: f.all, blocks: form.Blocks,
 	}
 	if form.Ring {
 		return c.ringScatter(s, x, d)

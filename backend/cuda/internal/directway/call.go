@@ -3,9 +3,7 @@ package directway
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"time"
 
@@ -15,13 +13,12 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
-	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
-	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
-// Call is one operation that is direct work. The Work is part of it.
+// Call is one operation that is direct work: a collective, or a message on a lane. The Work is part of it.
 //
 // Its commands are on one stream: the caller's, if the call is part of one (InStream), else the group's
 // own. The kernel tells the host that it has ended. Where commands come after it, an event does. The
@@ -37,12 +34,18 @@ type Call struct {
 	ctx      context.Context
 	timeout  time.Duration
 	deadline time.Time
-	number   uint32 // of the direct operation
+	q        *queue // that it is in
+	lane     *lane  // of a message
+	number   uint32 // of the collective, or of the message in its lane
+	outer    bool   // it is a message that counts as an operation of the engine
 	Parts    []Part
 	uses     []driver.Access // of the callers' memory
 	held     []driver.Memory
 	stream   driver.Stream
-	within   bool           // it is one of the caller's
+	within   bool // it is one of the caller's
+	streams  *driver.CallStreams
+	staged   driver.Ptr     // of a message: where its bytes are in page-locked memory, if it has no tensor
+	bytes    int            // there
 	launched uint32         // the number of its kernel, if that is its last command; else 0
 	given    int            // commands
 	paces    []driver.Event // after each so many commands
@@ -50,6 +53,7 @@ type Call struct {
 	lost     bool // nobody can tell when the streams are done with it
 	captured bool // it becomes part of a graph
 	inTurn   bool // it follows all earlier ones on the device
+	told     bool // other ranks' kernels know where its memory is
 
 	one  [1]Part // the usual parts, uses and result
 	two  [2]driver.Access
@@ -96,34 +100,19 @@ type Part struct {
 	Form    direct.Form
 }
 
-// NewCall returns an unused operation.
-func (d *Group) NewCall() *Call {
-	c := &Call{d: d}
+// NewCall returns an operation whose Work has these tensors. The caller adds its parts.
+func (d *Group) NewCall(result ...*tensor.Tensor) *Call {
+	c := &Call{d: d, q: &d.line}
 	c.Parts, c.uses = c.one[:0], c.two[:0]
+	c.SetResult(append(c.sole[:0], result...)...)
 	return c
 }
 
-// NewAllReduce returns an all-reduce.
-func (d *Group) NewAllReduce(ts []*tensor.Tensor, op backend.ReduceOp, f direct.Form) *Call {
-	c := d.NewCall()
-	ts = append(c.sole[:0], ts...)
-	c.Parts = append(c.Parts, Part{Out: ts, In: ts, N: ts[0].Len(), Op: op, Form: f})
-	return c
-}
-
-// Broadcast adds a broadcast of tensor number first.
-func (c *Call) Broadcast(ts []*tensor.Tensor, first, root int, f direct.Form) {
-	p := Part{N: ts[0].Len(), Form: f, Out: slices.Concat(ts[first:], ts[:first]), Root: root}
-	if c.d.B.Rank == root {
-		p.In, p.Out = p.Out[:1], p.Out[1:]
-	}
-	c.Parts = append(c.Parts, p)
-}
-
-// Issue starts an operation.
-func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration, c *Call, print board.Call, result ...*tensor.Tensor) (*work.Work, error) {
+// Issue starts a collective.
+func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration, c *Call, print board.Call) (*work.Work, error) {
+	print.Op = op
 	if captured(ctx) {
-		return d.capture(ctx, op, c, print, result...)
+		return d.capture(ctx, c, print)
 	}
 	b := d.B
 	b.Calls.Lock()
@@ -132,55 +121,88 @@ func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration
 	if err != nil {
 		return nil, err
 	}
-	c.Init(&b.Issuer, info.Op, info.Seq)
-	c.ctx, c.timeout, c.deadline, c.number = ctx, timeout, time.Now().Add(timeout), d.Next()
-	c.RunBy(c)
-	c.SetResult(result...)
-	c.Start()
-	print.Op = op
+	c.init(ctx, info, time.Now().Add(timeout), timeout)
+	c.number = d.Next()
 	err = b.Enter(ctx, info, print)
 	b.Issued(c.Work())
-	pool.Underway.Add(1)
-	d.begin(c)
-	if err == nil {
-		err = c.enqueue()
-	}
-	d.enqueued(c, err)
+	c.post(err)
 	return c.Work(), nil
 }
 
-// begin adds an operation to those under way, before a stream is given anything: the timer then
-// ends it if the driver keeps the caller waiting.
-func (d *Group) begin(c *Call) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.calls = append(d.calls, c)
-	d.pause = shortWatch
-	if d.watching || d.closed {
-		return
+// init prepares an operation that was admitted.
+func (c *Call) init(ctx context.Context, info work.Info, deadline time.Time, timeout time.Duration) {
+	c.Init(&c.d.B.Issuer, info.Op, info.Seq)
+	c.ctx, c.streams, c.deadline, c.timeout = ctx, driver.CallStreamsOf(ctx), deadline, timeout
+	c.RunBy(c)
+}
+
+// post gives the stream of an operation its commands, unless there is an error already. The caller holds the engine's
+// Calls.
+func (c *Call) post(err error) {
+	c.Start()
+	pool.Underway.Add(1)
+	c.d.begin(c)
+	if err == nil {
+		err = c.enqueue()
 	}
-	d.watching = true
-	if d.watch == nil {
-		d.watch = time.AfterFunc(d.pause, d.look)
-	} else {
-		d.watch.Reset(d.pause)
+	c.d.enqueued(c, err)
+}
+
+// capture makes a collective part of a graph. The Work has ended when it returns. An error leaves the group
+// as it was. The capture may have a part of the call then, and must be given up.
+func (d *Group) capture(ctx context.Context, c *Call, print board.Call) (*work.Work, error) {
+	b := d.B
+	b.Calls.Lock()
+	defer b.Calls.Unlock()
+	info, _, err := b.Admit(ctx, print.Op, 0)
+	if err != nil {
+		return nil, err
 	}
+	c.init(ctx, info, time.Time{}, 0)
+	if err := d.record(c); err != nil {
+		return nil, err
+	}
+	d.Next()
+	err = b.Enter(ctx, info, print)
+	b.Issued(c.Work())
+	c.Complete(err)
+	return c.Work(), nil
+}
+
+// record gives the captured stream the commands of a call, and keeps the memory that they use.
+func (d *Group) record(c *Call) error {
+	if c.captured, c.stream = true, c.streams.In; c.stream.Device().Index != d.Dev {
+		return c.named(errCaptureDevice)
+	}
+	c.Start()
+	pool.Underway.Add(1) // nothing is freed meanwhile
+	defer pool.Underway.Add(-1)
+	err := c.doParts()
+	d.graphs.held, c.held = append(d.graphs.held, c.held...), nil
+	d.watchGraphs()
+	if err != nil {
+		return c.named(err)
+	}
+	return nil
 }
 
 // enqueue gives the stream all commands.
-func (c *Call) enqueue() error {
-	d := c.d
-	s := place.StreamsOf(c.ctx)
-	alone, err := c.room()
+func (c *Call) enqueue() (err error) {
+	d, s := c.d, c.streams
+	own := d.stream
+	if c.lane != nil {
+		own, err = d.streamOf(c.lane)
+	} else {
+		err = c.room()
+	}
 	if err != nil {
 		return err
 	}
-	d.mapOthers()
-	// Who calls while other operations are under way does not wait for each.
-	d.comm.Quiet(!alone)
+	if c.staged == 0 {
+		d.mapOthers()
+	}
 	c.collect()
-	c.stream = d.stream
-	if s != nil && s.In != nil && s.In.Device().Index == d.Dev {
+	if c.stream = own; s != nil && s.In != nil && s.In.Device().Index == d.Dev {
 		c.stream, c.within = s.In, true
 	}
 	if s != nil && s.Beside {
@@ -189,35 +211,29 @@ func (c *Call) enqueue() error {
 			f.Blocks = min(cmp.Or(f.Blocks, besideBlocks), besideBlocks)
 		}
 	}
-	if c.stream == d.stream {
-		if err := d.seal(); err != nil {
+	if tail := d.tail; c.lane == nil && tail != nil && (c.stream == d.stream || tail == d.line.last && tail.stream != c.stream) {
+		d.tail = nil
+		if err := tail.record(); err != nil {
 			return err
 		}
 	}
-	if d.last != nil && d.last.stream != c.stream {
-		if d.last == d.tail {
-			if err := d.seal(); err != nil {
-				return err
-			}
-		}
-		if err := d.after(c.stream, d.last); err != nil {
-			return err
-		}
+	if err := c.afterLast(); err != nil {
+		return err
 	}
-	if err := c.afterCallers(s); err != nil {
+	if err := c.afterCallers(); err != nil {
 		return err
 	}
 	if err := d.B.After(c.stream, c.uses...); err != nil {
 		return err
 	}
-	if err := c.afterMessages(); err != nil {
+	if err := c.afterOthers(); err != nil {
 		return err
 	}
-	c.inTurn, d.turns.used = true, 0
-	for i := range c.Parts {
-		if err := c.do(&c.Parts[i]); err != nil {
-			return err
-		}
+	if c.lane == nil {
+		c.inTurn, d.turns.used = true, 0
+	}
+	if err := c.doParts(); err != nil {
+		return err
 	}
 	if s != nil && s.In != nil && s.In != c.stream {
 		return follow(s.In, c.stream)
@@ -225,30 +241,22 @@ func (c *Call) enqueue() error {
 	return nil
 }
 
-// seal gives the last operation of the group's own stream an event, if it needs one.
-func (d *Group) seal() error {
-	c := d.tail
-	d.tail = nil
-	if c == nil {
-		return nil
-	}
-	return c.record()
-}
-
-// room waits until the operation may be enqueued. It reports whether no other one is under way.
-func (c *Call) room() (alone bool, err error) {
+// room waits until a collective may be enqueued.
+func (c *Call) room() error {
 	d := c.d
 	d.mu.Lock()
-	n, alone := d.commands, len(d.calls) == 1
+	full, alone := c.q.full(), len(c.q.calls) == 1
 	d.mu.Unlock()
-	if n <= mostFlying {
-		return alone, nil
+	// Who calls while other operations are under way does not wait for each.
+	d.comm.Quiet(!alone)
+	if !full {
+		return nil
 	}
-	return false, d.B.Poll(c.ctx, c.timeout, func() (bool, error) {
+	return d.B.Poll(c.ctx, c.timeout, func() (bool, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.sweep()
-		return d.commands <= mostFlying, c.err
+		d.sweep(c.q)
+		return !c.q.full(), c.err
 	})
 }
 
@@ -284,8 +292,8 @@ func (c *Call) use(t *tensor.Tensor, access func(driver.Ptr, int) driver.Access)
 }
 
 // afterCallers orders the stream after those that use the tensors.
-func (c *Call) afterCallers(s *place.CallStreams) error {
-	if s != nil {
+func (c *Call) afterCallers() error {
+	if s := c.streams; s != nil {
 		for _, x := range s.Before {
 			if x != c.stream {
 				if err := follow(c.stream, x); err != nil {
@@ -300,7 +308,7 @@ func (c *Call) afterCallers(s *place.CallStreams) error {
 	for i := range c.Parts {
 		for _, list := range [2][]*tensor.Tensor{c.Parts[i].In, c.Parts[i].Out} {
 			for _, t := range list {
-				m, ok := t.Memory().(place.Streamer)
+				m, ok := t.Memory().(driver.Streamer)
 				if !ok || m.Stream() == nil || slices.Contains(seen, m.Stream()) {
 					continue
 				}
@@ -312,54 +320,6 @@ func (c *Call) afterCallers(s *place.CallStreams) error {
 		}
 	}
 	return nil
-}
-
-// enqueued notes that the operation is on its stream, or why it is not as a whole.
-func (d *Group) enqueued(c *Call, err error) {
-	var event driver.Event
-	unknown := false
-	if c.stream != nil && (err != nil || c.launched == 0) {
-		var lost error
-		if event, lost = c.stream.Record(); lost != nil {
-			err = cmp.Or(err, lost)
-			event, lost = c.stream.Record() // it has to be known when the stream is done
-		}
-		if err != nil && lost == nil {
-			lost = c.rejoin()
-		}
-		unknown = lost != nil && c.stream.Err() == nil
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if errors.Is(err, window.ErrAborted) {
-		err = cmp.Or(d.B.Broken(), err) // why the window was aborted
-	}
-	d.commands += c.given
-	c.event, c.ends, c.lost = event, c.launched, unknown
-	c.over = event == nil && !c.lost && c.ends == 0
-	if err == nil {
-		if c.ends != 0 && !c.within {
-			d.tail = c
-		}
-		if d.last != nil {
-			d.last.drop()
-		}
-		d.last = c
-		c.readers++
-		return
-	}
-	c.err = cmp.Or(c.err, err)
-	d.fail(c, err)
-	d.sweep()
-}
-
-// rejoin has the stream wait for the group's others, after an error: what they have been given may
-// not have been waited for.
-func (c *Call) rejoin() (err error) {
-	for _, s := range c.d.others {
-		err = cmp.Or(err, follow(c.stream, s))
-	}
-	return err
 }
 
 // Order makes s wait for the operation.
@@ -383,9 +343,8 @@ func (c *Call) Abort(cause error) { c.d.B.Abort(cause) }
 func (d *Group) Before(f func(s driver.Stream, access ...driver.Access), places []*place.Place) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.sweep()
-	d.sweepMessages()
-	if len(d.calls) == 0 && len(d.lanes.open) == 0 {
+	d.sweepAll()
+	if len(d.busy) == 0 {
 		return
 	}
 	uses := d.uses[:0]
@@ -396,14 +355,14 @@ func (d *Group) Before(f func(s driver.Stream, access ...driver.Access), places 
 	used := slices.Grow(d.used[:0], len(uses))[:len(uses)]
 	clear(used)
 	d.uses, d.used = uses, used
-	for _, c := range d.calls {
+	for _, c := range d.line.calls {
 		for i := range meeting(uses, c.uses, 0) {
 			used[i] = true
 		}
 	}
 	var last driver.Stream
-	if n := len(d.calls); n > 0 {
-		last = d.calls[n-1].stream
+	if n := len(d.line.calls); n > 0 {
+		last = d.line.calls[n-1].stream
 	}
 	if last != nil && slices.Contains(used, true) {
 		all := uses[:0:0]
@@ -414,60 +373,9 @@ func (d *Group) Before(f func(s driver.Stream, access ...driver.Access), places 
 		}
 		f(last, all...)
 	}
-	for _, m := range d.lanes.open {
-		if !m.over && m.stream != nil && conflicts(m.uses, uses) {
+	for m := range d.messages() {
+		if m.stream != nil && conflicts(m.uses, uses) {
 			f(m.stream, common(uses, m.uses)...)
 		}
 	}
-}
-
-// common returns the bytes that two lists have in common, as b uses them. Both are in order of their addresses. To the
-// tracker, Before's bytes are the operation's own. So no others may be among them.
-func common(a, b []driver.Access) (all []driver.Access) {
-	end := func(x driver.Access) driver.Ptr { return x.Ptr + driver.Ptr(x.Len) }
-	for len(a) > 0 && len(b) > 0 {
-		lo, hi := max(a[0].Ptr, b[0].Ptr), min(end(a[0]), end(b[0]))
-		if lo < hi {
-			all = append(all, driver.Access{Ptr: lo, Len: int(hi - lo), Mode: b[0].Mode})
-		}
-		if end(a[0]) < end(b[0]) {
-			a = a[1:]
-		} else {
-			b = b[1:]
-		}
-	}
-	return all
-}
-
-// sortUses brings uses in the order of their addresses.
-func sortUses(uses []driver.Access) {
-	slices.SortFunc(uses, func(a, b driver.Access) int { return cmp.Compare(a.Ptr, b.Ptr) })
-}
-
-// meeting returns the numbers of the uses in a that share bytes with one in b of a mode, 0 for any. Both are in
-// order of their addresses.
-func meeting(a, b []driver.Access, mode driver.Mode) iter.Seq[int] {
-	return func(yield func(int) bool) {
-		k := 0
-		for i, x := range a {
-			for k < len(b) && (mode != 0 && b[k].Mode != mode || b[k].Ptr+driver.Ptr(b[k].Len) <= x.Ptr) {
-				k++
-			}
-			if k == len(b) || b[k].Ptr < x.Ptr+driver.Ptr(x.Len) && !yield(i) {
-				return
-			}
-		}
-	}
-}
-
-// conflicts reports whether two operations need an order.
-func conflicts(a, b []driver.Access) bool {
-	for _, mode := range []driver.Mode{driver.Read, driver.Write, driver.Shared} {
-		for i := range meeting(a, b, mode) {
-			if mode.Conflicts(a[i].Mode) {
-				return true
-			}
-		}
-	}
-	return false
 }

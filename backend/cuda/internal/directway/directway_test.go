@@ -26,6 +26,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -146,7 +147,7 @@ func (m *member) connect() error {
 
 // issue starts an operation after what the caller's streams have been given.
 func (m *member) issue(op work.OpType, c *directway.Call) (*work.Work, error) {
-	ctx := context.WithValue(m.ctx, place.StreamsKey{}, &place.CallStreams{Before: m.stream})
+	ctx := driver.WithCallStreams(m.ctx, &driver.CallStreams{Before: m.stream})
 	return m.w.Issue(ctx, op, 0, c, board.Call{Root: -1})
 }
 
@@ -162,7 +163,8 @@ const (
 )
 
 // tensor returns a tensor with these elements. They are still on the way, on the caller's stream.
-func (m *member) tensor(d tensor.DType, elements []byte, w where) (*tensor.Tensor, error) {
+func (m *member) tensor(d tensor.DType, elements []byte, w where) (_ *tensor.Tensor, err error) {
+	defer must.Catch(&err)
 	es, step, dev := d.Size(), 1, m.rank
 	if w == withGaps || w == elsewhereWithGaps {
 		step = 2
@@ -175,57 +177,33 @@ func (m *member) tensor(d tensor.DType, elements []byte, w where) (*tensor.Tenso
 	for i := range n {
 		copy(storage[i*step*es:], elements[i*es:(i+1)*es])
 	}
-	v, err := m.d.Device(dev)
-	if err != nil {
-		return nil, err
-	}
-	at, err := v.Alloc(len(storage))
-	if err != nil {
-		return nil, err
-	}
-	h, err := m.d.AllocHost(len(storage))
-	if err != nil {
-		return nil, err
-	}
+	v := must.Get(m.d.Device(dev))
+	at := must.Get(v.Alloc(len(storage)))
+	h := must.Get(m.d.AllocHost(len(storage)))
 	m.close = append(m.close, at, h)
 	driver.HostAccess(m.d, "filling", driver.Writes(h.Ptr(), len(storage)))
 	copy(h.Bytes(), storage)
-	if err := m.stream[dev].Copy(at.Ptr(), h.Ptr(), len(storage)); err != nil {
-		return nil, err
-	}
-	whole, err := tensor.OnDevice(d, at, len(storage)/es)
-	if err != nil {
-		return nil, err
-	}
-	return whole.AsStrided([]int{n}, []int{step}, 0)
+	must.Do(m.stream[dev].Copy(at.Ptr(), h.Ptr(), len(storage)))
+	return must.Get(tensor.OnDevice(d, at, len(storage)/es)).AsStrided([]int{n}, []int{step}, 0)
 }
 
 // holds reports where the elements of a tensor are not as wanted, or the bytes between them have changed.
-func (m *member) holds(t *tensor.Tensor, want []byte) error {
+func (m *member) holds(t *tensor.Tensor, want []byte) (err error) {
+	defer must.Catch(&err)
 	p := place.Of(t)
 	raw := make([]byte, p.Hi-p.Lo)
 	if len(raw) == 0 {
 		return nil
 	}
-	h, err := m.d.AllocHost(len(raw))
-	if err != nil {
-		return err
-	}
+	h := must.Get(m.d.AllocHost(len(raw)))
 	defer h.Close()
 	s := m.stream[p.Dev]
-	if err := s.Copy(h.Ptr(), p.Base+driver.Ptr(p.Lo), len(raw)); err != nil {
-		return err
-	}
-	e, err := s.Record()
-	if err != nil {
-		return err
-	}
+	must.Do(s.Copy(h.Ptr(), p.Base+driver.Ptr(p.Lo), len(raw)))
+	e := must.Get(s.Record())
 	defer e.Release()
 	ctx, cancel := context.WithTimeout(m.ctx, patience)
 	defer cancel()
-	if err := e.Sync(ctx); err != nil {
-		return err
-	}
+	must.Do(e.Sync(ctx))
 	driver.HostAccess(m.d, "comparing", driver.Reads(h.Ptr(), len(raw)))
 	es := t.DType().Size()
 	step := t.Strides()[0] * es
@@ -402,10 +380,20 @@ var ways = map[string]func(m *member, x trial) (*work.Work, []*tensor.Tensor, []
 			ts, want = append(ts, t), append(want, elements(x.d, x.n, x.id, x.root, 1))
 		}
 		c := m.w.NewCall()
-		c.Broadcast(ts, 1, x.root, x.form())
+		p := directway.Part{N: x.n, Form: x.form(), Out: []*tensor.Tensor{ts[1], ts[0]}, Root: x.root}
+		if m.rank == x.root {
+			p.In, p.Out = p.Out[:1], p.Out[1:]
+		}
+		c.Parts = append(c.Parts, p)
 		v, err := m.issue(work.Broadcast, c)
 		return v, ts, want, err
 	},
+}
+
+func (m *member) newAllReduce(ts []*tensor.Tensor, op backend.ReduceOp, f direct.Form) *directway.Call {
+	c := m.w.NewCall(ts...)
+	c.Parts = append(c.Parts, directway.Part{Out: ts, In: ts, N: ts[0].Len(), Op: op, Form: f})
+	return c
 }
 
 func (m *member) allReduce(x trial, tensors int) (*work.Work, []*tensor.Tensor, [][]byte, error) {
@@ -428,7 +416,7 @@ func (m *member) allReduce(x trial, tensors int) (*work.Work, []*tensor.Tensor, 
 	for range tensors {
 		want = append(want, combined(x.op, x.d, m.g.Size, all...))
 	}
-	v, err := m.issue(work.AllReduce, m.w.NewAllReduce(ts, x.op, x.form()))
+	v, err := m.issue(work.AllReduce, m.newAllReduce(ts, x.op, x.form()))
 	return v, ts, want, err
 }
 
@@ -482,16 +470,11 @@ func TestWays(t *testing.T) {
 // the group's in turn. Each has what the one before has left.
 func TestOrder(t *testing.T) {
 	const many = 30
-	errs := members(t, 2, 9, func(m *member) error {
-		x, err := m.tensor(tensor.Int64, elements(tensor.Int64, 5, m.rank), inOrder)
-		if err != nil {
-			return err
-		}
+	errs := members(t, 2, 9, func(m *member) (err error) {
+		defer must.Catch(&err)
+		x := must.Get(m.tensor(tensor.Int64, elements(tensor.Int64, 5, m.rank), inOrder))
 		want := combined(backend.Sum(), tensor.Int64, 2, elements(tensor.Int64, 5, 0), elements(tensor.Int64, 5, 1))
-		v, err := m.d.Device(m.rank)
-		if err != nil {
-			return err
-		}
+		v := must.Get(m.d.Device(m.rank))
 		second, err := v.NewStream(driver.StreamOptions{Name: "second"})
 		if err != nil {
 			return err
@@ -499,19 +482,17 @@ func TestOrder(t *testing.T) {
 		m.close = append(m.close, second)
 		var last *work.Work
 		for k := range many {
-			ctx := context.WithValue(m.ctx, place.StreamsKey{}, []*place.CallStreams{
+			ctx := driver.WithCallStreams(m.ctx, []*driver.CallStreams{
 				{Before: m.stream}, {Before: m.stream, In: m.stream[m.rank]}, {Before: []driver.Stream{second}, In: second},
 			}[k%3])
-			if last, err = m.w.Issue(ctx, work.AllReduce, 0, m.w.NewAllReduce([]*tensor.Tensor{x}, backend.Sum(), direct.Form{}), board.Call{Root: -1}); err != nil {
+			if last, err = m.w.Issue(ctx, work.AllReduce, 0, m.newAllReduce([]*tensor.Tensor{x}, backend.Sum(), direct.Form{}), board.Call{Root: -1}); err != nil {
 				return err
 			}
 			if k > 0 {
 				want = combined(backend.Sum(), tensor.Int64, 2, want, want)
 			}
 		}
-		if err := last.Synchronize(m.stream[m.rank]); err != nil {
-			return err
-		}
+		must.Do(last.Synchronize(m.stream[m.rank]))
 		return cmp.Or(m.holds(x, want), last.Wait(m.ctx))
 	})
 	require.NoError(t, errors.Join(errs...))
@@ -558,7 +539,7 @@ func TestCulprit(t *testing.T) {
 					waiting.Done()
 					return err
 				}
-				v, err := m.issue(work.AllReduce, m.w.NewAllReduce([]*tensor.Tensor{x}, backend.Sum(), direct.Form{}))
+				v, err := m.issue(work.AllReduce, m.newAllReduce([]*tensor.Tensor{x}, backend.Sum(), direct.Form{}))
 				waiting.Done()
 				if err != nil {
 					return err
@@ -578,7 +559,7 @@ func TestCulprit(t *testing.T) {
 					return fmt.Errorf("rank %d is to blame, want rank %d: %w", e.Peer, c.peer, err)
 				}
 				texts[m.rank] = err.Error()
-				if _, err := m.issue(work.AllReduce, m.w.NewAllReduce([]*tensor.Tensor{x}, backend.Sum(), direct.Form{})); err == nil {
+				if _, err := m.issue(work.AllReduce, m.newAllReduce([]*tensor.Tensor{x}, backend.Sum(), direct.Form{})); err == nil {
 					return errors.New("the group has failed, and takes an operation")
 				}
 				return nil
@@ -620,7 +601,8 @@ func TestLastStepFails(t *testing.T) {
 	require.Positive(t, steps)
 	no := errors.New("no more")
 	issued, freed := make(chan struct{}), make(chan struct{})
-	errs := apart(t, 2, 3, func(m *member) error {
+	errs := apart(t, 2, 3, func(m *member) (err error) {
+		defer must.Catch(&err)
 		if m.rank == 0 {
 			defer close(freed)
 			m.g.CPU = &heard{Backend: m.g.CPU, f: func(n int) error {
@@ -636,20 +618,12 @@ func TestLastStepFails(t *testing.T) {
 			close(issued)
 			return err
 		}
-		x, err := m.tensor(tensor.Int32, elements(tensor.Int32, 5, m.rank), inOrder)
-		if err != nil {
-			return err
-		}
-		gate, err := m.d.AllocHost(4)
-		if err != nil {
-			return err
-		}
+		x := must.Get(m.tensor(tensor.Int32, elements(tensor.Int32, 5, m.rank), inOrder))
+		gate := must.Get(m.d.AllocHost(4))
 		m.close = append(m.close, gate)
 		gate.Store32(0, 0)
-		if err := m.stream[m.rank].WaitValue(gate.Ptr(), 1, driver.Equal); err != nil {
-			return err
-		}
-		v, err := m.issue(work.AllReduce, m.w.NewAllReduce([]*tensor.Tensor{x}, backend.Sum(), direct.Form{}))
+		must.Do(m.stream[m.rank].WaitValue(gate.Ptr(), 1, driver.Equal))
+		v, err := m.issue(work.AllReduce, m.newAllReduce([]*tensor.Tensor{x}, backend.Sum(), direct.Form{}))
 		close(issued)
 		if err != nil {
 			return err

@@ -5,17 +5,131 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
-	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
-	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/internal/pool"
 	"github.com/c10d-go/c10d/work"
 )
+
+// queue is operations that follow each other on the device: the collectives, or the messages of a lane. Guarded by
+// Group.mu.
+type queue struct {
+	calls    []*Call // that have not left the device, in order
+	commands int     // that they have given a stream
+	last     *Call   // the last that was enqueued; guarded by the engine's Calls
+}
+
+// full reports whether the stream has no room for another operation.
+func (q *queue) full() bool { return q.commands > mostFlying }
+
+// forget lets go of the last operation. The caller does not hold d.mu.
+func (q *queue) forget(d *Group) {
+	if q.last != nil {
+		d.mu.Lock()
+		q.last.drop()
+		d.mu.Unlock()
+		q.last = nil
+	}
+}
+
+// begin adds an operation to those under way, before a stream is given anything: the timer then
+// ends it if the driver keeps the caller waiting.
+func (d *Group) begin(c *Call) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if c.q.calls = append(c.q.calls, c); len(c.q.calls) == 1 {
+		d.busy = append(d.busy, c.q)
+	}
+	d.pause = shortWatch
+	if d.watching || d.closed {
+		return
+	}
+	d.watching = true
+	if d.watch == nil {
+		d.watch = time.AfterFunc(d.pause, d.look)
+	} else {
+		d.watch.Reset(d.pause)
+	}
+}
+
+// afterLast orders the operation after the one before it in its queue.
+func (c *Call) afterLast() error {
+	if last := c.q.last; last != nil && last.stream != c.stream {
+		return c.d.after(c.stream, last)
+	}
+	return nil
+}
+
+// enqueued notes that the operation is on its stream, or why it is not as a whole.
+func (d *Group) enqueued(c *Call, err error) {
+	var event driver.Event
+	unknown := false
+	if c.stream != nil && (err != nil || c.launched == 0) {
+		var lost error
+		if event, lost = c.stream.Record(); lost != nil {
+			err = cmp.Or(err, lost)
+			event, lost = c.stream.Record() // it has to be known when the stream is done
+		}
+		if err != nil && lost == nil {
+			lost = c.rejoin()
+		}
+		unknown = lost != nil && c.stream.Err() == nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if errors.Is(err, window.ErrAborted) {
+		err = cmp.Or(d.B.Broken(), err) // why the window was aborted
+	}
+	c.q.commands += c.given
+	c.event, c.ends, c.lost = event, c.launched, unknown
+	c.over = event == nil && !c.lost && c.ends == 0
+	if err == nil {
+		if c.ends != 0 && !c.within {
+			d.tail = c
+		}
+		if c.q.last != nil {
+			c.q.last.drop()
+		}
+		c.q.last = c
+		c.readers++
+		return
+	}
+	c.err = cmp.Or(c.err, err)
+	d.fail(c, err)
+	d.sweep(c.q)
+}
+
+// rejoin has the stream wait for the group's others, after an error: what they have been given may
+// not have been waited for.
+func (c *Call) rejoin() (err error) {
+	for _, s := range c.d.others {
+		err = cmp.Or(err, follow(c.stream, s))
+	}
+	return err
+}
+
+// open returns the operations that have not left the device, collectives first. The caller holds d.mu.
+func (d *Group) open() []*Call {
+	return slices.AppendSeq(slices.Clone(d.line.calls), d.messages())
+}
+
+// messages are those that have not left the device. The caller holds d.mu.
+func (d *Group) messages() iter.Seq[*Call] {
+	return func(yield func(*Call) bool) {
+		for _, q := range d.busy {
+			for _, c := range q.calls {
+				if c.lane != nil && !yield(c) {
+					return
+				}
+			}
+		}
+	}
+}
 
 // Poll ends the operation if the stream is done with it.
 func (c *Call) Poll() { c.polled() }
@@ -24,26 +138,23 @@ func (c *Call) Poll() { c.polled() }
 func (c *Call) polled() bool {
 	c.d.mu.Lock()
 	defer c.d.mu.Unlock()
-	c.d.sweep()
+	if !c.ended {
+		c.d.sweep(c.q)
+	}
 	return c.ended
 }
 
-// Help waits until the operation has ended, or ctx has.
+// Help waits until the operation has ended, or ctx has. Now and then it looks whether the group has failed.
 func (c *Call) Help(ctx context.Context) {
-	c.d.help(ctx, c.polled, c.d.check)
-}
-
-// help waits until ended, or until ctx has. Now and then it looks whether the group has failed.
-func (d *Group) help(ctx context.Context, ended func() bool, look func()) {
 	start := time.Now()
-	for i := 1; !ended(); i++ {
+	for i := 1; !c.polled(); i++ {
 		if slept := driver.Pause(start); !slept && i%1000 != 0 {
 			continue
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		look()
+		c.d.check()
 	}
 }
 
@@ -59,7 +170,7 @@ func (d *Group) look() {
 	d.check()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed || !slices.ContainsFunc(d.calls, func(c *Call) bool { return !c.ended }) {
+	if d.closed || !slices.ContainsFunc(d.open(), func(c *Call) bool { return !c.ended }) {
 		d.watching = false
 		return
 	}
@@ -72,30 +183,30 @@ func (d *Group) look() {
 func (d *Group) check() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.sweep()
-	if len(d.calls) == 0 {
+	d.sweepAll()
+	if len(d.busy) == 0 {
 		return
 	}
 	now := time.Now()
-	if c := d.calls[0]; c.ends != 0 {
+	if len(d.line.calls) > 0 && d.line.calls[0].ends != 0 {
 		// The kernel tells nothing if its device is lost. The group's own stream knows, and has room.
 		if err := d.stream.Err(); err != nil {
+			c := d.line.calls[0]
 			c.err, c.over = cmp.Or(c.err, err), true
-			d.sweep()
+			d.sweep(&d.line)
 		}
 	}
-	for i := 0; i < len(d.calls); i++ {
-		if c := d.calls[i]; c.failed.IsZero() {
+	for _, c := range d.open() {
+		if c.failed.IsZero() && !c.ended {
 			if why := c.stopped(now); why != nil {
 				d.fail(c, why)
-				i = -1 // others may have had d.mu meanwhile
 			}
 		}
 	}
-	d.sweep()
+	d.sweepAll()
 	// What still has not ended leaves its Work without waiting.
-	for _, c := range d.calls {
-		if !c.ended && !c.failed.IsZero() && now.Sub(c.failed) > group.Grace {
+	for _, c := range d.open() {
+		if !c.ended && !c.failed.IsZero() && now.Sub(c.failed) > Grace {
 			c.end()
 		}
 	}
@@ -105,10 +216,10 @@ func (d *Group) check() {
 // mark has the operations end by an event whose kernels may have failed, and so do not tell that they
 // have ended. It does not wait: a stream may be full. The caller holds d.mu.
 func (d *Group) mark() {
-	if len(d.calls) == 0 || d.comm.Err() == nil {
+	if len(d.busy) == 0 || d.comm.Err() == nil {
 		return
 	}
-	for _, c := range d.calls {
+	for _, c := range d.line.calls {
 		if c.ends == 0 || c.marked {
 			continue
 		}
@@ -123,7 +234,7 @@ func (d *Group) mark() {
 				c.lost = c.stream.Err() == nil
 				c.over = c.over || !c.lost
 			}
-			d.sweep()
+			d.sweep(c.q)
 		}()
 	}
 }
@@ -164,10 +275,22 @@ func (c *Call) stopped(now time.Time) error {
 	if err := cmp.Or(c.d.B.Broken(), c.d.B.CPUErr()); err != nil {
 		return err
 	}
-	if r, left := c.d.left(c.number); left {
+	if r, left := c.left(); left {
 		return &work.Error{Info: c.Info(), Peer: r, Err: fmt.Errorf("cuda: %w: rank %d closed the group and did not take part", work.ErrPeerLeft, r)}
 	}
+	if c.lane != nil {
+		return c.d.comm.Err() // a kernel that gives up may leave blocks that wait
+	}
 	return nil
+}
+
+// left returns a rank that has closed the group and did not take part in the operation.
+func (c *Call) left() (rank int, left bool) {
+	if x := c.lane; x != nil {
+		n := leftWord(c.d.own, x.peer, 1-x.dir).Load()
+		return x.peer, n != 0 && int32(c.number-(n-1)) >= 0
+	}
+	return c.d.left(c.number)
 }
 
 // left returns a rank that has closed the group and did not take part in an operation.
@@ -180,33 +303,27 @@ func (d *Group) left(number uint32) (rank int, left bool) {
 	return 0, false
 }
 
-// wordEach keeps the ranks' words on lines of their own.
-const wordEach = 64
-
-// madeWord is where a rank writes to its own page how many direct operations it has made.
-func madeWord(p *region.Region) *atomic.Uint32 { return p.Word(madeLine) }
-
-// madeLine comes after what lanes and ranks have in a page.
-const madeLine = 2 << 10
-
-// goneWord is where a rank writes that it has unmapped the memory of the page's owner: the number
-// of direct operations it has made, plus one.
-func goneWord(p *region.Region, rank int) *atomic.Uint32 { return p.Word(rank * wordEach) }
-
 // fail ends the group because of what an operation ran into, and lets the kernels end. The caller
 // holds d.mu. Others may have it meanwhile.
 func (d *Group) fail(c *Call, why error) {
 	d.window.Abort()
 	c.failed = time.Now()
-	if errors.Is(why, work.ErrTimeout) && d.B.Broken() == nil {
+	late := errors.Is(why, work.ErrTimeout) && d.B.Broken() == nil
+	var f *window.Failure
+	switch {
+	case late && c.lane != nil:
+		why = c.blamePeer(why)
+	case late:
 		c.blaming = true
 		why = c.blame(why)
 		c.blaming = false
+	case c.lane != nil && errors.As(why, &f):
+		why = &work.Error{Info: c.Info(), Peer: f.Peer, Err: fmt.Errorf("cuda: %w", why)}
 	}
 	c.failed = time.Now()
 	c.err = c.named(why)
 	d.B.Fail(fmt.Errorf("the group has failed: %w", c.err), c.err)
-	if c.over && !c.ended { // it has left d.calls meanwhile, and the group may be closed
+	if c.over && !c.ended { // it has left its queue meanwhile, and the group may be closed
 		c.ended = true
 		c.Complete(c.err)
 	}
@@ -236,6 +353,15 @@ func (c *Call) blame(why error) error {
 	return &work.Error{Info: c.Info(), Peer: peer, Err: why}
 }
 
+// blamePeer is blame for a message.
+func (c *Call) blamePeer(why error) error {
+	did := "received"
+	if c.lane.dir == in {
+		did = "sent"
+	}
+	return &work.Error{Info: c.Info(), Peer: c.lane.peer, Err: fmt.Errorf("cuda: %w; rank %d has not %s message %d", why, c.lane.peer, did, c.number)}
+}
+
 // behind returns the rank that holds up an operation round the ring in which a rank waits for peer. It is the first one
 // back from peer that has not made the call, or peer if all have.
 func (d *Group) behind(peer int, number uint32) int {
@@ -258,17 +384,37 @@ func (c *Call) named(err error) error {
 	return c.d.B.Named(c.Info(), err, func() string { return c.d.B.Crowd(c.d.Dev) })
 }
 
-// sweep ends the operations that the streams are done with; the caller holds d.mu.
-func (d *Group) sweep() {
-	for len(d.calls) > 0 && d.calls[0].done() {
-		c := d.calls[0]
-		n := copy(d.calls, d.calls[1:])
-		d.calls[n] = nil
-		d.calls = d.calls[:n]
-		d.commands -= c.given
+// sweepAll is sweep for all queues.
+func (d *Group) sweepAll() {
+	for _, q := range slices.Clone(d.busy) {
+		d.sweep(q)
+	}
+}
+
+// sweep ends the operations of a queue that the streams are done with; the caller holds d.mu. It asks the first one
+// that is not, and none behind it.
+func (d *Group) sweep(q *queue) {
+	for len(q.calls) > 0 && q.calls[0].done() {
+		c := q.calls[0]
+		if c.told || c.lane != nil {
+			if c.failing(); c.awaitsPeers() {
+				return
+			}
+			if len(q.calls) == 0 || q.calls[0] != c {
+				continue // somebody else has swept meanwhile
+			}
+		}
+		n := copy(q.calls, q.calls[1:])
+		q.calls[n] = nil
+		if q.calls = q.calls[:n]; n == 0 {
+			i := slices.Index(d.busy, q)
+			d.busy = slices.Delete(d.busy, i, i+1)
+		}
+		q.commands -= c.given
 		c.finish()
 		c.end()
 	}
+	d.leave()
 }
 
 // done reports whether the stream is done with an operation that has been enqueued.
@@ -315,12 +461,57 @@ func (c *Call) end() {
 		return
 	}
 	c.ended = true
+	c.failing()
+	c.Complete(c.err)
+	if c.outer {
+		c.d.B.MessageEnds()
+	}
+}
+
+// failing ends the group if the operation has failed. A kernel that gave up does not say why. The reason is there, or on
+// its way. The caller holds d.mu.
+func (c *Call) failing() {
 	d := c.d
 	if err := cmp.Or(c.err, d.comm.Err()); err != nil && c.failed.IsZero() {
-		// A kernel that gave up does not say why. The reason is there, or on its way.
 		d.fail(c, cmp.Or(c.err, d.B.Broken(), d.B.CPUErr(), err))
 	}
-	c.Complete(c.err)
+}
+
+// A rank whose kernels have given up may free or reuse tensors, while those of another rank still write to them. So the
+// ranks tell each other when their kernels have left the devices. An operation that has failed and told others of its
+// memory ends then, or after Grace.
+
+// Grace is group.Grace; a variable for tests.
+var Grace = group.Grace
+
+// awaitsPeers reports whether kernels of other ranks may use the memory of an operation that has failed. The caller holds
+// d.mu.
+func (c *Call) awaitsPeers() bool {
+	if d := c.d; c.told && !c.failed.IsZero() && time.Since(c.failed) < Grace {
+		d.leave()
+		for r := range d.Size() {
+			if r != d.Rank() && quitWord(d.own, r).Load() == 0 && goneWord(d.own, r).Load() == 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// leave tells the other ranks that no kernel of this rank is on its device any more, or will be. The caller holds d.mu.
+func (d *Group) leave() {
+	if w := d.Open.Load(); d.quit || w == nil || !w.Aborted() {
+		return
+	}
+	for _, c := range d.open() {
+		if !c.done() {
+			return
+		}
+	}
+	d.quit = true
+	for _, p := range d.pages {
+		quitWord(p, d.Rank()).Store(1)
+	}
 }
 
 // after has a stream wait for an operation.
@@ -363,9 +554,28 @@ func (c *Call) drop() {
 	}
 }
 
-// release is drop for who does not hold d.mu.
-func (c *Call) release() {
-	c.d.mu.Lock()
-	defer c.d.mu.Unlock()
-	c.drop()
+// afterOthers has the operation come after those of other queues that use the same memory. The caller holds the
+// engine's Calls.
+func (c *Call) afterOthers() error {
+	d := c.d
+	d.mu.Lock()
+	var before []*Call
+	for _, q := range d.busy {
+		for _, o := range slices.Backward(q.calls) { // they follow each other
+			if q != c.q && !o.over && conflicts(o.uses, c.uses) {
+				before = append(before, o)
+				break
+			}
+		}
+	}
+	d.mu.Unlock()
+	for _, o := range before {
+		if o.stream == c.stream {
+			continue
+		}
+		if err := d.after(c.stream, o); err != nil {
+			return err
+		}
+	}
+	return nil
 }

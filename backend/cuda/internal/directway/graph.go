@@ -7,11 +7,6 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/internal/board"
-	"github.com/c10d-go/c10d/backend/cuda/internal/place"
-	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
-	"github.com/c10d-go/c10d/tensor"
-	"github.com/c10d-go/c10d/work"
 )
 
 // A call that is part of a stream (InStream) which is captured becomes part of the graph: its kernels and
@@ -32,71 +27,8 @@ var errCaptureDevice = fmt.Errorf("cuda: %w: a tensor of the call is on another 
 
 // captured reports whether a call is part of a stream that is captured.
 func captured(ctx context.Context) bool {
-	s := place.StreamsOf(ctx)
+	s := driver.CallStreamsOf(ctx)
 	return s != nil && s.In != nil && driver.Capturing(s.In)
-}
-
-// capture makes a collective part of a graph. The Work has ended when it returns. An error leaves the group
-// as it was. The capture may have a part of the call then, and must be given up.
-func (d *Group) capture(ctx context.Context, op work.OpType, c *Call, print board.Call, result ...*tensor.Tensor) (*work.Work, error) {
-	b := d.B
-	b.Calls.Lock()
-	defer b.Calls.Unlock()
-	info, _, err := b.Admit(ctx, op, 0)
-	if err != nil {
-		return nil, err
-	}
-	c.Init(&b.Issuer, info.Op, info.Seq)
-	c.SetResult(result...)
-	err = d.record(ctx, c, func() (err error) {
-		for i := range c.Parts {
-			err = cmp.Or(err, c.do(&c.Parts[i]))
-		}
-		return err
-	})
-	if err != nil {
-		return nil, c.named(err)
-	}
-	d.Next()
-	print.Op = op
-	err = b.Enter(ctx, info, print)
-	b.Issued(c.Work())
-	c.Complete(err)
-	return c.Work(), nil
-}
-
-// captureMessage makes a message part of a graph. It has no number in its lane: the host does not know how
-// many there will be. The caller holds the engine's Calls.
-func (d *Group) captureMessage(ctx context.Context, op work.OpType, x *lane, t *tensor.Tensor) (*work.Work, error) {
-	info, _, err := d.B.Admit(ctx, op, 0)
-	if err != nil {
-		return nil, err
-	}
-	m := d.newMessage(ctx, info, x, time.Time{}, 0)
-	x.next--
-	m.has(t)
-	if err := d.record(ctx, &m.Call, m.transferMessage); err != nil {
-		return nil, m.named(err)
-	}
-	d.B.MessageBegins()
-	m.Complete(nil)
-	d.B.MessageEnds()
-	return m.Work(), nil
-}
-
-// record gives the captured stream the commands of a call, and keeps the memory that they use.
-func (d *Group) record(ctx context.Context, c *Call, do func() error) error {
-	c.ctx, c.captured, c.stream = ctx, true, place.StreamsOf(ctx).In
-	if c.stream.Device().Index != d.Dev {
-		return errCaptureDevice
-	}
-	c.Start()
-	pool.Underway.Add(1) // nothing is freed meanwhile
-	defer pool.Underway.Add(-1)
-	err := do()
-	d.graphs.held, c.held = append(d.graphs.held, c.held...), nil
-	d.watchGraphs()
-	return err
 }
 
 // watchGraphs has a timer end the kernels of replays when the group has failed.

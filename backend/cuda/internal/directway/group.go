@@ -1,4 +1,21 @@
 // Package directway has operations that one kernel of each rank does, on one stream (decision 25).
+//
+// A file calls only those below it:
+//
+//	message           a send or a receive becomes a Call in the queue of its lane
+//	call              a collective becomes a Call, and its commands
+//	data, tree        the commands of each collective
+//	inside            kernels of one of several clusters
+//	group             the ranks connect, and part
+//	graph             calls that are captured
+//	bring, list       elements in order, and back
+//	memory            where peers write straight
+//	lanes             the lanes between ranks
+//	end               the life of a Call: under way, watched, blamed, ended
+//	sparse            sums of sparse tensors
+//	room, words       room for kernels on a device; words in the other ranks' pages
+//	commands          the commands of a stream, and how many there may be
+//	uses, members     memory that operations have in common; the ranks that take part
 package directway
 
 import (
@@ -35,11 +52,12 @@ type Group struct {
 
 	DTypes     []tensor.DType                // whose kernels connect loads; nil means all
 	combines   atomic.Uint32                 // the dtypes whose kernels are loaded, a bit each
-	lacking    map[tensor.DType]error        // why some rank cannot load those of a dtype; guarded by connecting
+	lacking    error                         // why some rank cannot load those that connect did not; guarded by connecting
 	Forbidden  error                         // why the caller wants none
 	Share      bool                          // some all-reduces go through memory that the ranks share all the same
 	Ring       bool                          // some calls go round a ring, though all devices may reach each other
 	Shared     atomic.Bool                   // ranks share a device
+	Split      func(cliques []int)           // is told window.Window.Cliques, while the ranks connect; may be nil
 	connecting sync.Mutex                    // held while the ranks connect
 	asked      bool                          // they have
 	why        error                         // they cannot
@@ -63,19 +81,21 @@ type Group struct {
 
 	listing driver.Module
 	lister  driver.Function // brings lists in order
+	adding  driver.Module
+	sums    sums // of sparse tensors
 
 	// Guarded by engine.calls.
-	last *Call  // the last that was enqueued
 	tail *Call  // the last on the group's own stream, if it has no event
 	made uint32 // operations
 
 	mu       sync.Mutex
-	calls    []*Call // that have not left the device, in order
-	commands int     // that they have given a stream
+	line     queue    // of collectives
+	busy     []*queue // that have operations
 	watch    *time.Timer
 	watching bool
 	pause    time.Duration // until the timer looks again
 	closed   bool
+	quit     bool // leave has told the others
 
 	// Of Before, kept for the next one.
 	uses []driver.Access
@@ -88,22 +108,22 @@ const Why = "one kernel of each rank writes into the other ranks' memory"
 // WhyRing is Why for operations that go round a ring.
 const WhyRing = "one kernel of each rank writes into the next rank's memory"
 
-// fewestAround is from how many ranks on a group that is no mesh may have a ring. Fewer ranks are all beside each
-// other.
-const fewestAround = 4
+// fewestAround is from how many ranks on a group that is no mesh looks for a ring, and else for cliques. Three have a
+// ring only if one device reaches another one that does not reach it.
+const fewestAround = 3
 
 // Keep has the driver load the kernels for so many ranks and some dtypes when it opens devices: no image should be
 // loaded while a stream waits. Nil means all dtypes. Ring is whether the group asks for a ring.
 func Keep(d driver.Driver, ranks int, some []tensor.DType, ring bool) {
 	keep := func(image []byte, names ...string) { driver.Keep(d, image, names...) }
-	if ring || ranks >= fewestAround {
+	if ring || ranks > fewestAround {
 		direct.RingImage(keep)
 	}
 	if ranks <= window.MostRanks {
 		direct.Images(ranks, some, keep)
-		direct.MoveImages(ranks, keep)
 	}
 	driver.Keep(d, kernels.Lists, kernels.List)
+	driver.Keep(d, kernels.COO, kernels.CooNames...)
 }
 
 // Can returns why the group has no direct work, as far as this needs no device.
@@ -175,9 +195,10 @@ func (d *Group) Known() error {
 }
 
 // Ready returns nil if the ranks are connected and have the kernels of a call. The first call connects them, and the
-// first reduction of a dtype loads its kernels: all come to it in the order of the group's collectives.
+// first reduction that needs other kernels loads them: all come to it in the order of the group's collectives.
 func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.Call) error {
-	if d.Open.Load() != nil && (print.With == 0 || d.Combines(print.DType)) {
+	combines := print.With != 0 && !print.Sparse
+	if d.Open.Load() != nil && (!combines || d.Combines(print.DType)) {
 		return nil
 	}
 	if err := group.Captured(ctx, op); err != nil {
@@ -190,10 +211,28 @@ func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.
 			return err
 		}
 	}
-	if d.why != nil || print.With == 0 {
+	if d.why != nil || !combines {
 		return d.why
 	}
 	return d.combine(ctx, op, print)
+}
+
+// Has returns nil if the ranks are connected and have the kernels of a call, else why not, group.ErrNotAsked if no call
+// before has asked for them. It asks nobody.
+func (d *Group) Has(print board.Call) error {
+	combines := print.With != 0 && !print.Sparse
+	if d.Open.Load() != nil && (!combines || d.Combines(print.DType)) {
+		return nil
+	}
+	d.connecting.Lock()
+	defer d.connecting.Unlock()
+	switch {
+	case !d.asked:
+		return group.ErrNotAsked
+	case d.why != nil || !combines || d.Combines(print.DType):
+		return d.why
+	}
+	return cmp.Or(d.lacking, group.ErrNotAsked)
 }
 
 // meet connects the ranks, in a call. The caller holds connecting.
@@ -213,30 +252,24 @@ func (d *Group) meet(ctx context.Context, op work.OpType, dev int, print board.C
 // combine loads the kernels of a reduction's dtype on all ranks, unless they are there. If a rank cannot, none uses
 // them. The caller holds connecting.
 func (d *Group) combine(ctx context.Context, op work.OpType, print board.Call) error {
-	why, ok := d.lacking[print.DType]
-	if ok || d.Combines(print.DType) {
+	why := d.lacking
+	if why != nil || d.Combines(print.DType) {
 		return why
 	}
 	err := d.B.Together(ctx, op, print, func(q *group.Operation) (err error) {
-		why, err = d.Load(q, print.DType)
+		why, err = d.load(q, print.DType)
 		return err
 	})
-	if why != nil {
-		if d.lacking == nil {
-			d.lacking = make(map[tensor.DType]error)
-		}
-		d.lacking[print.DType] = why
-	}
+	d.lacking = why
 	return cmp.Or(err, why)
 }
 
-// Load loads the kernels that combine a dtype. All ranks of the engine call it at the same time, in an operation of
-// Engine.Together, also those that have no kernels. It returns why a member cannot load them, the same on all members.
-// An error ends the group.
+// load loads the kernels that combine a dtype. All ranks of the engine call it at the same time, in an operation of
+// Engine.Together. It returns why a rank cannot load them, the same on all. An error ends the group.
 //
 // CUDA may wait for the process's streams while it loads. So a rank loads when the earlier calls of all ranks are
 // enqueued: then their kernels end by themselves.
-func (d *Group) Load(q *group.Operation, dtype tensor.DType) (reason, err error) {
+func (d *Group) load(q *group.Operation, dtype tensor.DType) (reason, err error) {
 	if _, _, err = d.hear(q, nil, nil); err != nil {
 		return nil, err
 	}
@@ -248,7 +281,7 @@ func (d *Group) Load(q *group.Operation, dtype tensor.DType) (reason, err error)
 		why = d.comm.Load(dtype)
 	}
 	if reason, _, err = d.hear(q, why, nil); err == nil && reason == nil {
-		d.combines.Or(1 << dtype)
+		d.combines.Or(direct.Alike(dtype))
 	}
 	return reason, err
 }
@@ -283,6 +316,9 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 	mine := make([]byte, 16+region.NameLen)
 	if why = d.Forbidden; why == nil {
 		why = d.prepare(dev)
+	}
+	if why == nil {
+		why = b.SeesWords(q.Ctx, q.Left(), dev)
 	}
 	if why == nil {
 		binary.LittleEndian.PutUint32(mine, directChannels(d.v, d.Size()))
@@ -335,6 +371,9 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 	}
 	var freed error
 	if err == nil && reason != nil {
+		if w := d.window; w != nil && w.Cliques() != nil && d.Split != nil {
+			d.Split(w.Cliques())
+		}
 		freed = d.release()
 	}
 	if err == nil && d.Members == nil && (reason != nil || d.unmeshed != nil || d.Share) {
@@ -356,7 +395,7 @@ func (d *Group) reach(q *group.Operation, tell telling) (reason, err error) {
 		d.Shared.Store(shared)
 		d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit, DTypes: d.DTypes})
 		if why == nil {
-			why = d.loadLists()
+			why = d.loadOthers()
 		}
 		if why == nil && d.v.Info().StreamValues && !d.window.NextOnly() {
 			pages := slices.Insert(slices.Clone(d.pages), d.Rank(), d.own)
@@ -413,10 +452,12 @@ func (d *Group) prepare(dev int) (err error) {
 	return nil
 }
 
-// loadLists loads the kernel that brings lists of tensors in order.
-func (d *Group) loadLists() (err error) {
-	if d.listing, err = d.v.Load(kernels.Lists); err == nil {
-		d.lister, err = d.listing.Function(kernels.List)
+// loadOthers loads the kernels that bring lists of tensors in order, and those that add sparse tensors.
+func (d *Group) loadOthers() error {
+	m, all, err := kernels.Open(d.v, kernels.Lists, kernels.List)
+	if d.listing = m; err == nil {
+		d.lister = all[kernels.List]
+		d.adding, d.sums.kernels, err = kernels.LoadCoo(d.v)
 	}
 	return err
 }
@@ -439,6 +480,10 @@ func (d *Group) openPages(all [][]byte) error {
 func (d *Group) Abort() {
 	if w := d.Open.Load(); w != nil {
 		w.Abort()
+		if d.mu.TryLock() { // who has it may be the caller, and sweeps
+			d.leave()
+			d.mu.Unlock()
+		}
 	}
 }
 
@@ -464,17 +509,21 @@ func (d *Group) Close() error {
 		d.keepLanes(0)
 		return fmt.Errorf("cuda: %d operations that failed have not left the device after %v, whose memory stays", n, group.CloseLimit)
 	}
-	if d.last != nil {
-		d.last.release()
-		d.last = nil
+	if s := d.sums.stream; s != nil && !group.Drained(ctx, []driver.Stream{s}) {
+		d.B.InUse.Store(true)
+		return fmt.Errorf("cuda: a sparse all_reduce that failed has not left the device after %v, and its memory stays",
+			group.CloseLimit)
 	}
+	d.line.forget(d)
 	d.endGraphs()
 	limit := group.CloseLimit
 	if d.B.Broken() != nil || d.B.CPUErr() != nil {
 		limit = group.Linger
 	}
 	err := d.letGo(limit)
+	d.mu.Lock() // the timer may be at leave
 	d.Open.Store(nil)
+	d.mu.Unlock()
 	d.why = work.ErrClosed
 	return errors.Join(err, d.release())
 }
@@ -497,7 +546,7 @@ func (d *Group) letGo(limit time.Duration) error {
 		goneWord(p, d.Rank()).Store(d.made + 1)
 	}
 	if !d.gone(limit) {
-		d.window = nil // its memory is kept for good: nobody can tell whether the others will let go
+		d.window, d.sums.own = nil, nil // the memory is kept for good: nobody can tell whether the others will let go
 	}
 	return err
 }
@@ -507,10 +556,9 @@ func (d *Group) letGo(limit time.Duration) error {
 func (d *Group) stuck(ctx context.Context) int {
 	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		d.mu.Lock()
-		d.sweep()
+		d.sweepAll()
 		d.mark()
-		d.sweepMessages()
-		n := len(d.calls) + len(d.lanes.open)
+		n := len(d.open())
 		d.mu.Unlock()
 		if n == 0 || ctx.Err() != nil {
 			return n
@@ -534,10 +582,11 @@ func (d *Group) gone(limit time.Duration) bool {
 	}
 }
 
-// closeMemory lets go of the other ranks' registered memory.
-func (d *Group) closeMemory() (err error) {
+// closeMemory lets go of the other ranks' memory, besides their windows.
+func (d *Group) closeMemory() error {
+	err := d.sums.close()
 	if d.memory != nil {
-		err = d.memory.Close()
+		err = errors.Join(err, d.memory.Close())
 		d.memory = nil
 	}
 	return err
@@ -569,17 +618,40 @@ func (d *Group) release() error {
 
 // drop frees the window and what uses it.
 func (d *Group) drop() error {
-	errs := []error{d.closeMemory()}
+	errs := []error{d.closeMemory(), d.sums.free()}
 	if d.comm != nil {
 		errs = append(errs, d.comm.Close())
 	}
-	if d.listing != nil {
-		errs = append(errs, d.listing.Close())
-		d.listing, d.lister = nil, nil
+	for _, m := range []driver.Module{d.listing, d.adding} {
+		if m != nil {
+			errs = append(errs, m.Close())
+		}
 	}
+	d.listing, d.lister, d.adding = nil, nil, nil
 	if d.window != nil {
 		errs = append(errs, d.window.Close())
 	}
 	d.comm, d.window = nil, nil
 	return errors.Join(errs...)
 }
+
+// HasLanes returns nil if messages of tag 0 go from device to device, as far as this rank knows.
+func (d *Group) HasLanes() error {
+	if err := d.Mesh(); err != nil {
+		return err
+	}
+	d.lanes.mu.Lock()
+	defer d.lanes.mu.Unlock()
+	switch {
+	case d.lanes.state == laneOpen:
+		return nil
+	case d.lanes.channels == 0:
+		return errNoLanes
+	}
+	return errAnyBefore
+}
+
+var (
+	errNoLanes   = errors.New("the kernels of messages have no room on a rank's device beside those of collectives and of another group")
+	errAnyBefore = errors.New("a rank has received from any rank before the first collective")
+)

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
-	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 )
 
@@ -35,10 +33,6 @@ type lanes struct {
 
 	all     [2][window.MostRanks]*lane // by direction and peer
 	seeking int                        // receives from any rank that have no source yet
-
-	// Guarded by Group.mu.
-	open     []*Message // that have not ended or not left the device
-	watching bool
 }
 
 // laneState is how far a group's lanes are.
@@ -59,19 +53,21 @@ const (
 
 // lane is the messages from this rank to another one, or from there. Guarded by the engine's Calls.
 type lane struct {
+	queue
 	l        *direct.Lane
 	peer     int
 	dir      int
 	stream   driver.Stream // of messages that are not part of a caller's stream
-	last     *Message      // the last that was enqueued
 	next     uint32        // the number of the next message
 	deferred int           // messages that are to be enqueued by a goroutine
-	commands atomic.Int64  // of messages that have not left the device
 }
 
-// laneCommands is up to how many commands of messages a lane's stream has. Later messages wait for room
-// in a goroutine. A stream has room for some 1000 commands.
-const laneCommands = 400
+// full reports whether a lane's stream has no room for another message.
+func (d *Group) full(x *lane) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return x.queue.full()
+}
 
 // laneChannels returns how many channels the lanes have: as many as 8 blocks of 512 threads with up to 4 ranks,
 // and 4 blocks with more. The first group of a device has 16 blocks if it has 2 ranks. A lane takes 16 KiB of
@@ -168,47 +164,6 @@ func (d *Group) settle(tell telling) (err error) {
 	return nil
 }
 
-// HasLanes returns nil if messages of tag 0 go from device to device, as far as this rank knows.
-func (d *Group) HasLanes() error {
-	if err := d.Mesh(); err != nil {
-		return err
-	}
-	d.lanes.mu.Lock()
-	defer d.lanes.mu.Unlock()
-	switch {
-	case d.lanes.state == laneOpen:
-		return nil
-	case d.lanes.channels == 0:
-		return errNoLanes
-	}
-	return errAnyBefore
-}
-
-var (
-	errNoLanes   = errors.New("the kernels of messages have no room on a rank's device beside those of collectives and of another group")
-	errAnyBefore = errors.New("a rank has received from any rank before the first collective")
-)
-
-// The words that a rank has in the pages of the others, on a line for each rank.
-const (
-	sentLine = wordEach * window.MostRanks // how many messages that rank has posted on its lane
-	leftLine = 2 * sentLine                // two words of a rank that has closed: what it has sent and received on the lanes, plus one
-)
-
-func sentWord(p *region.Region, rank int) *atomic.Uint32 { return p.Word(sentLine + rank*wordEach) }
-
-func leftWord(p *region.Region, rank, dir int) *atomic.Uint32 {
-	return p.Word(leftLine + rank*wordEach + 4*dir)
-}
-
-// pageOf returns the page of another rank.
-func (d *Group) pageOf(rank int) *region.Region {
-	if rank > d.Rank() {
-		rank--
-	}
-	return d.pages[rank]
-}
-
 // leaveLanes tells the others that this rank takes part in no more messages.
 func (d *Group) leaveLanes() {
 	for dir := range d.lanes.all {
@@ -229,9 +184,7 @@ func (d *Group) closeLanes() error {
 			if x == nil {
 				continue
 			}
-			if x.last != nil {
-				x.last.release()
-			}
+			x.forget(d)
 			if x.stream != nil {
 				errs = append(errs, x.stream.Close())
 			}
@@ -260,26 +213,4 @@ func (d *Group) streamOf(x *lane) (driver.Stream, error) {
 		x.stream = s
 	}
 	return x.stream, nil
-}
-
-// afterMessages has a collective come after the messages that use the same memory. The caller holds the
-// engine's Calls.
-func (c *Call) afterMessages() error { return c.d.afterOpen(c.stream, c.uses, nil) }
-
-// afterOpen orders a stream after the open messages that use memory. But is the one that asks.
-func (d *Group) afterOpen(s driver.Stream, uses []driver.Access, but *Message) error {
-	d.mu.Lock()
-	var before []*Message
-	for _, m := range d.lanes.open {
-		if m != but && !m.over && m.stream != s && conflicts(m.uses, uses) {
-			before = append(before, m)
-		}
-	}
-	d.mu.Unlock()
-	for _, m := range before {
-		if err := d.after(s, &m.Call); err != nil {
-			return err
-		}
-	}
-	return nil
 }

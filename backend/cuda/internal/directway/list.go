@@ -41,15 +41,3 @@ func (c *Call) list(ts []*tensor.Tensor, at driver.Ptr, back bool) (done bool, e
 	}
 	return true, nil
 }
-
-// joined all-reduces tensors as if they were one.
-func (c *Call) joined(p *Part) error {
-	at, err := c.bring(p.In)
-	if err != nil {
-		return err
-	}
-	if err := c.collective(c.d.comm.AllReduce(c.stream, at, at, p.N, p.In[0].DType(), p.Op, p.Form)); err != nil {
-		return err
-	}
-	return c.putBack(p.Out, at)
-}

@@ -32,7 +32,9 @@ func (c *Call) into(ts []*tensor.Tensor, at driver.Ptr, by int) direct.Into {
 			return direct.Into{}
 		}
 	}
-	return r.Use(m, by, c.captured)
+	into := r.Use(m, by, c.captured)
+	c.told = c.told || into.Region != 0
+	return into
 }
 
 // mapOthers maps what the other ranks have registered. The caller holds the engine's Calls.

@@ -1,35 +1,23 @@
 package directway
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
-	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
-	"github.com/c10d-go/c10d/backend/cuda/internal/window"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
-// Message is a send or a receive on a lane: one kernel, on the caller's stream (InStream) or on the
-// lane's. The Work is part of it. The Call has its commands. It is not among the calls of the group, whose
-// end it does not wait for.
-type Message struct {
-	Call
-	lane  *lane
-	n     uint32 // of the message in the lane
-	outer bool   // it counts as an operation of the engine
-}
+// A send or a receive on a lane is one kernel, on the caller's stream (InStream) or on the lane's. It is a Call in the
+// queue of its lane, and waits for no collective.
 
 // HostPost posts a message through the host, to the CPU backend.
 type HostPost func(q *group.Operation, h *tensor.Tensor) (*work.Work, error)
@@ -141,7 +129,7 @@ func (d *Group) admit(ctx context.Context, op work.OpType, o backend.P2POptions,
 		x.w, err = d.captureMessage(ctx, op, lane, t)
 		return x, err
 	}
-	if behind || lane.deferred > 0 || lane.commands.Load() > laneCommands || !d.simple(t) {
+	if behind || lane.deferred > 0 || d.full(lane) || !d.simple(t) {
 		lane.deferred++
 		return ticket{f: d.later(lane), refuse: func() { d.refusedLane(lane) }}, nil
 	}
@@ -153,7 +141,7 @@ func (d *Group) admit(ctx context.Context, op work.OpType, o backend.P2POptions,
 	m.outer = true
 	m.has(t)
 	d.B.MessageBegins()
-	d.post(m, func() error { return m.enqueueMessage() })
+	m.post(nil)
 	return ticket{w: m.Work()}, nil
 }
 
@@ -272,8 +260,7 @@ func (d *Group) later(x *lane) HostPost {
 	return func(q *group.Operation, h *tensor.Tensor) (w *work.Work, err error) {
 		err = d.await(q, "earlier messages have not left the device", func() (bool, error) {
 			d.check()
-			d.checkMessages()
-			if x.commands.Load() > laneCommands {
+			if d.full(x) {
 				return false, nil
 			}
 			d.B.Calls.Lock()
@@ -299,26 +286,22 @@ func (d *Group) await(q *group.Operation, what string, done func() (bool, error)
 // caller holds the engine's Calls.
 func (d *Group) postStaged(x *lane, q *group.Operation, h *tensor.Tensor) *work.Work {
 	m := d.newMessage(q.Ctx, q.Info(), x, time.Now().Add(q.Left()), q.Left())
-	d.post(m, func() (err error) {
-		if m.stream, err = d.streamOf(x); err == nil {
-			err = m.begin()
-		}
-		if err != nil {
-			return err
-		}
-		return m.launchMessage(q.MessageAt(), h.ByteLen(), direct.Into{})
-	})
+	m.streams = nil // those of the message are the engine's matter
+	m.staged, m.bytes = q.MessageAt(), h.ByteLen()
+	m.Parts = append(m.Parts, Part{})
+	m.post(nil)
 	return m.Work()
 }
 
+// spareCommands is how many commands a message has besides those that pace counts: waits and events.
+const spareCommands = 3
+
 // newMessage returns the next message of a lane. The caller holds the engine's Calls.
-func (d *Group) newMessage(ctx context.Context, info work.Info, x *lane, deadline time.Time, timeout time.Duration) *Message {
-	m := &Message{lane: x, n: x.next}
+func (d *Group) newMessage(ctx context.Context, info work.Info, x *lane, deadline time.Time, timeout time.Duration) *Call {
+	m := d.NewCall()
+	m.q, m.lane, m.number, m.given = &x.queue, x, x.next, spareCommands
 	x.next++
-	m.d, m.ctx, m.deadline, m.timeout = d, ctx, deadline, timeout
-	m.Call.Parts, m.uses = m.one[:0], m.two[:0]
-	m.Init(&d.B.Issuer, info.Op, info.Seq)
-	m.RunBy(m)
+	m.init(ctx, info, deadline, timeout)
 	if x.dir == in {
 		m.SetSource(x.peer)
 	}
@@ -326,7 +309,7 @@ func (d *Group) newMessage(ctx context.Context, info work.Info, x *lane, deadlin
 }
 
 // has gives a message its tensor.
-func (m *Message) has(t *tensor.Tensor) {
+func (m *Call) has(t *tensor.Tensor) {
 	p := Part{N: t.Len()}
 	m.sole[0] = t
 	if m.lane.dir == out {
@@ -338,315 +321,21 @@ func (m *Message) has(t *tensor.Tensor) {
 	m.Parts = append(m.Parts, p)
 }
 
-// post starts a message, which enqueue gives its stream. The caller holds the engine's Calls.
-func (d *Group) post(m *Message, enqueue func() error) {
-	m.Start()
-	pool.Underway.Add(1)
-	d.mu.Lock()
-	d.lanes.open = append(d.lanes.open, m)
-	d.watchMessages()
-	d.mu.Unlock()
-	d.posted(m, enqueue())
-}
-
-// enqueueMessage gives the stream all commands.
-func (m *Message) enqueueMessage() error {
-	d, s := m.d, place.StreamsOf(m.ctx)
-	own, err := d.streamOf(m.lane)
+// captureMessage makes a message part of a graph. It has no number in its lane: the host does not know how
+// many there will be. The caller holds the engine's Calls.
+func (d *Group) captureMessage(ctx context.Context, op work.OpType, x *lane, t *tensor.Tensor) (*work.Work, error) {
+	info, _, err := d.B.Admit(ctx, op, 0)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	d.mapOthers()
-	m.collect()
-	m.stream = own
-	if s != nil && s.In != nil && s.In.Device().Index == d.Dev {
-		m.stream = s.In
+	m := d.newMessage(ctx, info, x, time.Time{}, 0)
+	x.next--
+	m.has(t)
+	if err := d.record(m); err != nil {
+		return nil, err
 	}
-	if err := m.begin(); err != nil {
-		return err
-	}
-	if err := m.afterCallers(s); err != nil {
-		return err
-	}
-	if err := m.afterOthers(); err != nil {
-		return err
-	}
-	if err := m.transferMessage(); err != nil {
-		return err
-	}
-	if s != nil && s.In != nil && s.In != m.stream {
-		return follow(s.In, m.stream)
-	}
-	return nil
+	d.B.MessageBegins()
+	m.Complete(nil)
+	d.B.MessageEnds()
+	return m.Work(), nil
 }
-
-// begin orders the message after the one before it in the lane.
-func (m *Message) begin() error {
-	if last := m.lane.last; last != nil && last.stream != m.stream {
-		return m.d.after(m.stream, &last.Call)
-	}
-	return nil
-}
-
-// afterOthers orders the message after other operations that use its memory.
-func (m *Message) afterOthers() error {
-	d := m.d
-	if err := d.B.After(m.stream, m.uses...); err != nil {
-		return err
-	}
-	d.mu.Lock()
-	var last *Call
-	for _, c := range d.calls { // they follow each other on the device
-		if c.stream != m.stream && conflicts(c.uses, m.uses) {
-			last = c
-		}
-	}
-	d.mu.Unlock()
-	if last != nil {
-		if err := d.after(m.stream, last); err != nil {
-			return err
-		}
-	}
-	return d.afterOpen(m.stream, m.uses, m)
-}
-
-// transferMessage sends the tensor, or receives it.
-func (m *Message) transferMessage() error {
-	p := &m.Parts[0]
-	if m.lane.dir == out {
-		at, err := m.bring(p.In)
-		if err != nil {
-			return err
-		}
-		return m.launchMessage(at, length(p.In), direct.Into{})
-	}
-	at, n, whole := m.d.inOrder(p.Out)
-	if !whole {
-		var err error
-		n = length(p.Out)
-		if at, err = m.scratch(m.d.Dev, n); err != nil {
-			return err
-		}
-	}
-	if err := m.launchMessage(at, n, m.into(p.Out, at, m.lane.peer)); err != nil || whole {
-		return err
-	}
-	return m.putBack(p.Out, at)
-}
-
-// launchMessage launches the kernel, which reads or writes n bytes. Into is for those that it writes.
-func (m *Message) launchMessage(at driver.Ptr, n int, into direct.Into) error {
-	x, d := m.lane, m.d
-	if x.dir == in {
-		return cmp.Or(x.l.Recv(m.stream, at, n, into), m.pace())
-	}
-	if err := cmp.Or(x.l.Send(m.stream, at, n), m.pace()); err != nil || m.captured {
-		return err
-	}
-	sentWord(d.pageOf(x.peer), d.Rank()).Store(m.n + 1)
-	return nil
-}
-
-// spareCommands is how many commands a message has beside those that pace counts: waits and events.
-const spareCommands = 6
-
-// cost is how many commands of a lane's room a message takes.
-func (m *Message) cost() int64 { return int64(m.given + spareCommands) }
-
-// posted notes that a message is on its stream, or why it is not.
-func (d *Group) posted(m *Message, err error) {
-	var event driver.Event
-	if m.stream != nil {
-		var lost error
-		if event, lost = m.stream.Record(); lost != nil {
-			err = cmp.Or(err, lost)
-			event, lost = m.stream.Record() // it has to be known when the stream is done
-		}
-		m.lost = lost != nil && m.stream.Err() == nil
-	}
-	x := m.lane
-	x.commands.Add(m.cost())
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if errors.Is(err, window.ErrAborted) {
-		err = cmp.Or(d.B.Broken(), err) // why the window was aborted
-	}
-	m.event, m.over = event, false
-	if event == nil && !m.lost {
-		m.finishMessage()
-	}
-	if err == nil {
-		if x.last != nil {
-			x.last.drop()
-		}
-		x.last = m
-		m.readers++
-		return
-	}
-	m.err = cmp.Or(m.err, err)
-	d.failMessage(m, err)
-	d.sweepMessages()
-}
-
-// arrived reports whether the stream is done with a message that has been enqueued. The caller holds
-// d.mu.
-func (m *Message) arrived() bool {
-	if m.over || m.event == nil || m.lost {
-		return m.over
-	}
-	done, err := m.event.Done()
-	if err != nil {
-		m.err = cmp.Or(m.err, err)
-	}
-	return done || err != nil
-}
-
-// finishMessage gives back what a message has, which has left the device. The caller holds d.mu.
-func (m *Message) finishMessage() {
-	m.finish()
-	m.lane.commands.Add(-m.cost())
-}
-
-// sweepMessages ends the messages that the streams are done with. It asks the first of each lane that is
-// not done, and none behind it. The caller holds d.mu.
-func (d *Group) sweepMessages() {
-	if len(d.lanes.open) == 0 {
-		return
-	}
-	var stop [2][window.MostRanks]bool
-	kept := d.lanes.open[:0]
-	for _, m := range d.lanes.open {
-		x := m.lane
-		if stop[x.dir][x.peer] || !m.arrived() {
-			stop[x.dir][x.peer] = true
-			kept = append(kept, m)
-			continue
-		}
-		if !m.over {
-			m.finishMessage()
-		}
-		m.endMessage()
-	}
-	clear(d.lanes.open[len(kept):])
-	d.lanes.open = kept
-}
-
-// endMessage ends the Work. The caller holds d.mu.
-func (m *Message) endMessage() {
-	if m.ended {
-		return
-	}
-	m.ended = true
-	d := m.d
-	if err := cmp.Or(m.err, d.comm.Err()); err != nil && m.failed.IsZero() {
-		d.failMessage(m, cmp.Or(m.err, d.B.Broken(), d.B.CPUErr(), err))
-	}
-	m.Complete(m.err)
-	if m.outer {
-		d.B.MessageEnds()
-	}
-}
-
-// failMessage ends the group because of what a message ran into. The caller holds d.mu.
-func (d *Group) failMessage(m *Message, why error) {
-	d.window.Abort()
-	var f *window.Failure
-	switch {
-	case errors.Is(why, work.ErrTimeout) && d.B.Broken() == nil:
-		did := "received"
-		if m.lane.dir == in {
-			did = "sent"
-		}
-		why = &work.Error{Info: m.Info(), Peer: m.lane.peer, Err: fmt.Errorf("cuda: %w; rank %d has not %s message %d", why, m.lane.peer, did, m.n)}
-	case errors.As(why, &f):
-		why = &work.Error{Info: m.Info(), Peer: f.Peer, Err: fmt.Errorf("cuda: %w", why)}
-	}
-	m.failed = time.Now()
-	m.err = m.named(why)
-	d.B.Fail(fmt.Errorf("the group has failed: %w", m.err), m.err)
-}
-
-// left reports whether the peer has closed the group and takes no part in the message.
-func (m *Message) left() bool {
-	n := leftWord(m.d.own, m.lane.peer, 1-m.lane.dir).Load()
-	return n != 0 && int32(m.n-(n-1)) >= 0
-}
-
-// why returns why a message has to end, nil if it may go on.
-func (m *Message) why(now time.Time) error {
-	d := m.d
-	switch {
-	case m.ctx.Err() != nil:
-		return group.Canceled(m.ctx)
-	case now.After(m.deadline):
-		return fmt.Errorf("%w after %v", work.ErrTimeout, m.timeout)
-	}
-	if err := cmp.Or(d.B.Broken(), d.B.CPUErr()); err != nil {
-		return err
-	}
-	if m.left() {
-		p := m.lane.peer
-		return &work.Error{Info: m.Info(), Peer: p, Err: fmt.Errorf("cuda: %w: rank %d closed the group and did not take part", work.ErrPeerLeft, p)}
-	}
-	// A kernel that gives up may leave blocks that wait.
-	return d.comm.Err()
-}
-
-// checkMessages ends messages that cannot go on.
-func (d *Group) checkMessages() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.sweepMessages()
-	now := time.Now()
-	for _, m := range d.lanes.open {
-		if m.failed.IsZero() {
-			if why := m.why(now); why != nil {
-				d.failMessage(m, why)
-			}
-		}
-	}
-	d.sweepMessages()
-	for _, m := range d.lanes.open {
-		if !m.ended && !m.failed.IsZero() && now.Sub(m.failed) > group.Grace {
-			m.endMessage()
-		}
-	}
-}
-
-// watchMessages has a timer look for messages that nobody waits for. The caller holds d.mu.
-func (d *Group) watchMessages() {
-	if d.lanes.watching {
-		return
-	}
-	d.lanes.watching = true
-	pause := shortWatch
-	var watch *time.Timer
-	watch = time.AfterFunc(time.Hour, func() {
-		d.checkMessages()
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if d.closed || !slices.ContainsFunc(d.lanes.open, func(m *Message) bool { return !m.ended }) {
-			d.lanes.watching = false
-			return
-		}
-		pause = min(2*pause, longWatch)
-		watch.Reset(pause)
-	})
-	watch.Reset(pause)
-}
-
-// Poll ends the message if the stream is done with it.
-func (m *Message) Poll() { m.polledMessage() }
-
-// polledMessage is Poll, and reports whether the message has ended.
-func (m *Message) polledMessage() bool {
-	m.d.mu.Lock()
-	defer m.d.mu.Unlock()
-	if !m.ended {
-		m.d.sweepMessages()
-	}
-	return m.ended
-}
-
-// Help waits until the message has ended, or ctx has. It asks the event.
-func (m *Message) Help(ctx context.Context) { m.d.help(ctx, m.polledMessage, m.d.checkMessages) }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -23,13 +24,7 @@ func TestSettling(t *testing.T) {
 	soon := func(what string, f func() error) error {
 		ended := make(chan error, 1)
 		go func() { ended <- f() }()
-		select {
-		case err := <-ended:
-			return err
-		case <-time.After(20 * time.Second):
-			t.Fatalf("%s is blocked", what)
-			return nil
-		}
+		return must.Receive(t, what, ended)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
@@ -43,8 +38,7 @@ func TestSettling(t *testing.T) {
 		return err
 	}), work.ErrTimeout)
 	require.ErrorIs(t, soon("a receive from any rank", func() error {
-		_, err := d.seek(t.Context(), backend.P2POptions{Timeout: 10 * time.Millisecond}, nil, nil)
-		return err
+		return must.Err(d.seek(t.Context(), backend.P2POptions{Timeout: 10 * time.Millisecond}, nil, nil))
 	}), work.ErrTimeout)
 	require.Zero(t, d.lanes.hosted)
 	close(d.lanes.settled)

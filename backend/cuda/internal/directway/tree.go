@@ -102,21 +102,3 @@ func (c *Call) among(all []*place.Place, n int) (err error) {
 	}
 	return err
 }
-
-// sole gives the call's stream copies and kernels, which come one after the other.
-type sole struct {
-	c   *Call
-	err error // of the first that failed; later ones are not given
-}
-
-func (x *sole) Copy(s driver.Stream, dst, src driver.Ptr, n int) {
-	if x.err == nil {
-		x.err = x.c.copy(s, dst, src, n)
-	}
-}
-
-func (x *sole) Launch(s driver.Stream, l *driver.Launch) {
-	if x.err == nil {
-		x.err = cmp.Or(s.Launch(l), x.c.pace())
-	}
-}

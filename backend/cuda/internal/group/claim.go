@@ -31,9 +31,8 @@ func (o *Operation) enqueueClaim(places []*place.Place) (err error) {
 // runMessage copies a tensor to the host and sends it, or receives one there and copies it to the
 // device.
 func (o *Operation) runMessage() error {
-	staging := o.staging.Bytes()
 	shadows := make([]*tensor.Tensor, 1)
-	if err := o.shadow(shadows, staging[:o.slot], 0); err != nil {
+	if err := o.shadow(shadows, 0, func(*Leg, int, int) []byte { return o.staging.Bytes() }); err != nil {
 		return err
 	}
 	if o.Legs[0].Src == nil {
@@ -48,7 +47,7 @@ func (o *Operation) runMessage() error {
 	if err := o.pending.Begin(stopped{o}, o.claimed); err != nil {
 		return err
 	}
-	c := &atOnce{o: o}
+	c := &AtOnce{o: o}
 	if o.Legs[0].Src != nil {
 		o.pack(c)
 		o.allDown(c)
@@ -70,9 +69,9 @@ func (o *Operation) runMessage() error {
 	return o.Call(o, shadows)
 }
 
-// atOnce gives a message's commands to its stream at once, at most mostCommands at a time.
+// AtOnce gives the commands of a message, or of Do, to a stream at once, at most mostCommands at a time.
 // Messages of other goroutines use the stream too. None of its commands waits for a rank.
-type atOnce struct {
+type AtOnce struct {
 	o    *Operation
 	s    driver.Stream // the only one of a message
 	n    int           // commands since the last word
@@ -80,15 +79,19 @@ type atOnce struct {
 	err  error
 }
 
-func (c *atOnce) Copy(s driver.Stream, dst, src driver.Ptr, n int) {
+func (c *AtOnce) Copy(s driver.Stream, dst, src driver.Ptr, n int) {
 	c.add(s, func() error { return s.Copy(dst, src, n) })
 }
 
-func (c *atOnce) Launch(s driver.Stream, l *driver.Launch) {
+func (c *AtOnce) Launch(s driver.Stream, l *driver.Launch) {
 	c.add(s, func() error { return s.Launch(l) })
 }
 
-func (c *atOnce) add(s driver.Stream, f func() error) {
+func (c *AtOnce) Memset(s driver.Stream, dst driver.Ptr, value byte, n int) {
+	c.add(s, func() error { return s.Memset(dst, value, n) })
+}
+
+func (c *AtOnce) add(s driver.Stream, f func() error) {
 	if c.n == mostCommands {
 		c.err = c.wait()
 	}
@@ -100,7 +103,7 @@ func (c *atOnce) add(s driver.Stream, f func() error) {
 
 // Wait waits until the stream has done what it was given. An operation that has to end
 // waits a little longer, because the copies still use the tensor.
-func (c *atOnce) wait() error {
+func (c *AtOnce) wait() error {
 	if c.n == 0 {
 		return c.err
 	}

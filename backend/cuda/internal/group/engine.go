@@ -4,22 +4,23 @@
 // A file calls only those below it:
 //
 //	engine            a group begins and ends
-//	meet              what its ranks tell each other
-//	message, issue,   a call becomes an operation on the streams
-//	feeder
-//	run               its host's part, and its end
-//	shared            all-reduces through memory that the ranks share
-//	onetoall          broadcasts from host to host
+//	message           a send or a receive becomes an operation
 //	within            operations on the tensors of a group of one rank
-//	claim             messages
-//	program           operations with commands and a host's part of their own
-//	staged            all others
-//	made              device memory for an outcome whose length nobody knows before
+//	run               the host's part of operations, and their end
+//	meet              what the ranks tell each other
+//	issue             a collective becomes an operation on the streams
+//	feeder, stage     who enqueues it, and what it needs before
 //	onhost            operations on tensors in CPU memory
+//	onetoall, route   broadcasts from host to host
+//	shared            all-reduces through memory that the ranks share
+//	made              device memory for an outcome whose length nobody knows before
+//	claim             messages
+//	words             whether kernels see what the host writes
 //	pack              tensors that are not contiguous
-//	feed, room        how many commands a stream gets at a time
+//	staged            all other operations
+//	feed, fifo, room  how many commands a stream gets at a time, in which order
 //	fault             errors, and the end of a group
-//	leg, fifo, route  what moves, on which streams, in which order, to which ranks
+//	program, leg      what has commands of its own; what moves, on which streams
 package group
 
 import (
@@ -35,10 +36,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
-	"github.com/c10d-go/c10d/backend/cuda/internal/place"
-	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
+	"github.com/c10d-go/c10d/internal/pool"
 	"github.com/c10d-go/c10d/internal/ring"
-	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -81,6 +80,7 @@ type Engine struct {
 	Calls       sync.Mutex // makes the order of calls that of what they enqueue
 	collectives uint64     // that were issued; guarded by calls
 	hosted      bool       // a collective has gone through the hosts since the last barrier that did
+	heard       int        // how often Hear was called
 	packers     map[int]*packer
 
 	InUse  atomic.Bool                // Close has left memory that devices may still use
@@ -99,35 +99,13 @@ type Engine struct {
 	todo     Fifo[Operation] // for the worker
 	ending   Fifo[Operation] // for the finisher
 	late     []*Operation
-	gaveUp   bool      // Close has ended turns before what they come after
-	idle     []*shared // for later operations
+	gaveUp   bool // Close has ended turns before what they come after
 	posted   map[Post]chan struct{}
 	unfed    ring.Queue[*Operation] // for the feeder, which takes out those that it has enqueued
 	feeds    sync.Cond              // unfed or fed has changed
 	fed      bool                   // there is nothing more for the feeder
 	wg       sync.WaitGroup
 	p2p      sync.WaitGroup
-}
-
-// way has operations that do not go through the engine's streams.
-type way interface {
-	// Before tells f which streams have operations that use the same memory as one in these places will.
-	Before(f func(s driver.Stream, access ...driver.Access), places []*place.Place)
-
-	// Abort ends all operations: the group has failed.
-	Abort()
-
-	// Close waits until all operations have left the devices, and frees what the way has.
-	Close() error
-}
-
-// onHost orders operations on tensors in CPU memory among those whose results are copied there.
-type onHost interface {
-	// Await waits for the collectives that write what an operation uses.
-	Await(ctx context.Context, uses ...[]*tensor.Tensor) error
-
-	// Writes notes what a collective that has been issued writes.
-	Writes(w *work.Work, results []*tensor.Tensor)
 }
 
 // Config is how an engine is made.

@@ -228,3 +228,11 @@ func (b *Engine) Crowd(dev int) string {
 	}
 	return ""
 }
+
+// Stopped returns why the operation has to end, nil while it may go on.
+func (o *Operation) Stopped() error { return stopped{o}.Err() }
+
+// Ask is Stopped without the device, AskDriver with it: for who waits for words of other ranks.
+func (o *Operation) Ask() error { return cmp.Or(o.expired(), o.B.Broken(), o.B.CPUErr()) }
+
+func (o *Operation) AskDriver() error { return stopped{o}.Err() }

@@ -333,11 +333,22 @@ func (o *Operation) begin(list *[]hostTurn, k int) error {
 	}
 }
 
-// done ends a turn that has begun.
+// done ends a turn that has begun, also if the rest of the operation could not be enqueued: the other line may
+// wait for the end.
 func (o *Operation) done(list *[]hostTurn, k int) {
-	if p, n, _ := o.turn(list, k); p != nil {
-		p.End(n)
+	o.mu.Lock()
+	p, n := o.partOf((*list)[k])
+	o.mu.Unlock()
+	p.End(n)
+}
+
+// partOf returns the part that a turn is of, nil if that is still to be made, and the turn's number there. The caller
+// holds mu.
+func (o *Operation) partOf(t hostTurn) (*edges.Pending, int) {
+	if t.part < len(o.parts) {
+		return o.parts[t.part], t.number
 	}
+	return o.pending, t.number // nil between parts
 }
 
 // turn returns the part that a turn is of, nil if that is still to be made, and the
@@ -351,9 +362,6 @@ func (o *Operation) turn(list *[]hostTurn, k int) (*edges.Pending, int, error) {
 	if k >= len(*list) {
 		return nil, 0, nil
 	}
-	t := (*list)[k]
-	if t.part < len(o.parts) {
-		return o.parts[t.part], t.number, nil
-	}
-	return o.pending, t.number, nil // nil between parts
+	p, n := o.partOf((*list)[k])
+	return p, n, nil
 }

@@ -14,14 +14,6 @@ import (
 // Such a call gives nothing to the group's streams. It records an event on each stream that the operation comes
 // after. It takes a mark, which later work can wait for.
 
-// everyPlace appends the places of the operation's tensors.
-func (o *Operation) everyPlace(all []*place.Place) []*place.Place {
-	for i := range o.Legs {
-		o.Legs[i].each(func(p *place.Place) { all = append(all, p.Tensor()) })
-	}
-	return all
-}
-
 // commanded reports whether the streams have to do something for the operation.
 func (o *Operation) commanded() bool { return o.err == nil && len(o.Legs) > 0 && !o.onHost() }
 
@@ -37,7 +29,7 @@ func (b *Engine) waits(o *Operation) bool {
 	if o.line == b.messages {
 		return busy && len(b.unfedMarks(usesOf(o.everyPlace(nil), driver.Writes))) > 0
 	}
-	return busy || o.Later || b.queued.Load() > o.mostBefore()
+	return busy || o.Later || b.queued.Load() > MostQueued
 }
 
 // Fed reports whether the feeder has enqueued all operations that were called.
@@ -159,14 +151,7 @@ func (o *Operation) enter(t *temporary) {
 			o.err = o.stage()
 		}
 	}
-	if s := o.Shared; s != nil && s.direct {
-		// The operation may have ended, and given s back, before s.enqueue returns.
-		wrong := o.err != nil
-		o.occupy(s.commands())
-		s.ending.Add(1)
-		o.hand()
-		s.enqueue(o, wrong)
-	} else if o.commanded() {
+	if o.commanded() {
 		if err := o.enqueue(); err != nil && !o.handed {
 			o.err = err
 		}
@@ -207,7 +192,7 @@ func (b *Engine) fedWithin(limit time.Duration) bool {
 // After has s, a stream that the tracker does not know, come after the group's operations that use memory so.
 // The caller holds Calls.
 func (b *Engine) After(s driver.Stream, uses ...driver.Access) error {
-	if b.Staged.Load() == 0 {
+	if b.Staged.Load() == 0 || len(uses) == 0 {
 		return nil
 	}
 	for _, m := range b.unfedMarks(uses) {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,8 +11,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
-	"github.com/c10d-go/c10d/backend/cuda/internal/place"
-	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
+	"github.com/c10d-go/c10d/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -50,8 +48,11 @@ type Operation struct {
 	// Makes says that Call makes device memory, with Make.
 	Makes bool
 
-	given   *place.CallStreams // of the call's context
-	grain   int                // elements of a leg in a piece
+	// Near, if not nil, is where the inputs go. The operation makes memory then, and is whole.
+	Near *Near
+
+	given   *driver.CallStreams // of the call's context
+	grain   int                 // elements of a leg in a piece
 	pieces  int
 	slots   int
 	slot    int   // bytes
@@ -64,6 +65,7 @@ type Operation struct {
 	raw     []rawPlace      // tensors that the host packs and unpacks
 	packed  []packedPlace   // those that devices do
 	held    []driver.Memory // what Scratch has returned
+	made    []driver.Memory // what New has, until the caller has it
 	Shared  *shared         // of an all-reduce through memory that the ranks share
 	Relay   *oneToAll       // of a broadcast from rank to rank
 
@@ -111,7 +113,7 @@ func Captured(ctx context.Context, op work.OpType) error {
 	if ctx == nil {
 		return nil
 	}
-	if s := place.StreamsOf(ctx); s == nil || s.In == nil || !driver.Capturing(s.In) {
+	if s := driver.CallStreamsOf(ctx); s == nil || s.In == nil || !driver.Capturing(s.In) {
 		return nil
 	}
 	return fmt.Errorf("cuda: %v in a capture: %w: the call would go through the host. Only calls that kernels do can be "+
@@ -197,7 +199,7 @@ func (b *Engine) Limit(timeout time.Duration) time.Duration {
 // Enter tells the other ranks of this host which collective comes next. If they call something
 // else the group ends, on all ranks and at once. The caller holds B.calls.
 func (b *Engine) Enter(ctx context.Context, info work.Info, c board.Call) error {
-	if s := place.StreamsOf(ctx); s != nil {
+	if s := driver.CallStreamsOf(ctx); s != nil {
 		c.Beside = s.Beside
 	}
 	mine := c.Said()
@@ -238,9 +240,8 @@ func (b *Engine) launch(o *Operation, result []*tensor.Tensor) error {
 	b.seq++
 	b.Mu.Unlock()
 	if s := o.Shared; s != nil {
-		s.first, s.number = s.x.Next, s.x.Number
+		s.first = s.x.Next
 		s.x.Next += uint64(s.chunks)
-		s.x.Number++
 	}
 	if later {
 		o.err = o.postpone()
@@ -252,7 +253,7 @@ func (b *Engine) launch(o *Operation, result []*tensor.Tensor) error {
 func (o *Operation) init(b *Engine, ctx context.Context, info work.Info, timeout time.Duration) {
 	o.Init(&b.Issuer, info.Op, info.Seq)
 	o.B, o.Ctx, o.timeout, o.deadline = b, ctx, timeout, time.Now().Add(timeout)
-	o.given = place.StreamsOf(ctx)
+	o.given = driver.CallStreamsOf(ctx)
 	o.RunBy(o)
 }
 
@@ -265,113 +266,6 @@ func (o *Operation) watch() {
 		err := o.named(Canceled(o.Ctx))
 		o.B.Fail(fmt.Errorf("the group has failed: %w", err), err)
 	})
-}
-
-// stage gives the operation its streams and its memory on the host.
-func (o *Operation) stage() error {
-	o.staged = true
-	var err error
-	if o.Program != nil {
-		return o.Program.Stage(o)
-	}
-	if o.onHost() {
-		o.cut()
-		return nil
-	}
-	if o.Shared != nil {
-		o.Shared.stage(o)
-	}
-	for i := range o.Legs {
-		l := &o.Legs[i]
-		if l.Src != nil && err == nil {
-			l.Src.Down, err = o.line.stream(o.B, o.line.down, l.Src.Dev, "down")
-		}
-		if l.Src != nil && o.Relay != nil && len(l.Dst) > 0 && err == nil {
-			l.Src.Up, err = o.line.stream(o.B, o.line.up, l.Src.Dev, "up")
-		}
-		for _, d := range l.Dst {
-			if err == nil {
-				d.Up, err = o.line.stream(o.B, o.line.up, d.Dev, "up")
-			}
-		}
-		if o.Makes && err == nil {
-			// Later collectives may be on the line's streams by then.
-			var s driver.Stream
-			if s, err = o.B.messages.stream(o.B, o.B.messages.up, l.Src.Dev, "up"); !slices.Contains(o.makes, s) {
-				o.makes = append(o.makes, s)
-			}
-		}
-	}
-	if o.Makes && err == nil {
-		err = o.B.Scratch.Tidy() // no later Get of this operation may
-	}
-	if err != nil {
-		return err
-	}
-	if len(o.Legs) == 0 || o.direct() {
-		return nil
-	}
-	if o.Relay != nil {
-		if _, err := o.line.relays(o.B.Tracker); err != nil {
-			return err
-		}
-	}
-	if err := o.stagePacked(); err != nil {
-		o.unstage()
-		return err
-	}
-	bytes := o.layout()
-	if o.fillWithin != nil {
-		bytes = 1
-	}
-	if o.Makes {
-		o.makeAt = Align(bytes)
-		bytes = o.makeAt + o.B.chunk
-	}
-	if o.measure(); o.long || o.claim != nil || o.Makes {
-		o.word = Align(max(bytes, 1))
-		bytes = o.word + stagingAlign
-	}
-	h, err := o.B.Pinned.Get(pool.OnHost, bytes)
-	if err != nil {
-		o.unstage()
-		return err
-	}
-	o.staging = h
-	return nil
-}
-
-// enqueue gives the streams all that they will do for the operation. The host's
-// part comes later, in its turns.
-func (o *Operation) enqueue() error {
-	all := o.everyPlace(o.places[:0])
-	err := o.enqueueOn(all)
-	clear(all)
-	o.places = all
-	return err
-}
-
-func (o *Operation) enqueueOn(places []*place.Place) error {
-	if o.claim != nil {
-		return o.enqueueClaim(places)
-	}
-	batch := &o.feed
-	batch.begin(o, places)
-	o.pack(batch)
-	switch {
-	case o.Program != nil:
-		batch.err = o.Program.Fill(o, batch.batch)
-	case o.inTurn():
-		o.fillTurn(batch)
-	case o.fillWithin != nil:
-		batch.err = o.fillWithin(batch)
-	case o.Relay != nil:
-		o.fillOneToAll(batch)
-	default:
-		o.fill(batch)
-	}
-	o.unpack(batch)
-	return batch.end()
 }
 
 // beforeStream has the stream of a call that is part of one wait for the operation. An error is
@@ -420,7 +314,7 @@ func (o *Operation) order(s work.Stream) error {
 	for _, p := range all {
 		p.Retain()
 	}
-	whole := o.feedErr == nil && (o.Shared == nil || !o.Shared.failed.Load())
+	whole := o.feedErr == nil
 	o.mu.Unlock()
 	var err error
 	for _, p := range all {
@@ -434,4 +328,25 @@ func (o *Operation) order(s work.Stream) error {
 		return o.Work().Wait(context.Background())
 	}
 	return o.Work().Err()
+}
+
+// awaitHost waits for what writes the operation's tensors in CPU memory. No lock is held.
+func (b *Engine) awaitHost(ctx context.Context, op work.OpType, o *Operation) error {
+	if b.OnHost == nil || !o.onHost() || ctx.Err() != nil {
+		return nil // or the call is refused
+	}
+	for i := range o.Legs {
+		l := &o.Legs[i]
+		uses := l.hostDst
+		if l.hostSrc != nil {
+			uses = append(uses[:len(uses):len(uses)], l.hostSrc)
+		}
+		if err := b.OnHost.Await(ctx, uses); err != nil {
+			if _, _, refused := b.Admit(ctx, op, 0); refused != nil {
+				err = refused
+			}
+			return err
+		}
+	}
+	return nil
 }

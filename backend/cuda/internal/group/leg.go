@@ -177,3 +177,15 @@ func (l *line) close(t *edges.Tracker) error {
 	}
 	return errors.Join(errs...)
 }
+
+// onHost reports whether the tensors of the operation are in CPU memory. It then has no commands, and its pieces are
+// those of the other ranks.
+func (o *Operation) onHost() bool { return len(o.Legs) > 0 && o.Legs[0].onHost() }
+
+// everyPlace appends the places of the operation's tensors.
+func (o *Operation) everyPlace(all []*place.Place) []*place.Place {
+	for i := range o.Legs {
+		o.Legs[i].each(func(p *place.Place) { all = append(all, p.Tensor()) })
+	}
+	return all
+}

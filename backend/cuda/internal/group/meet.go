@@ -108,6 +108,8 @@ func (b *Engine) Hear(ctx context.Context, timeout time.Duration, mine []byte) (
 	if err != nil {
 		return nil, nil, err
 	}
+	b.heard++
+	met := driver.HostMeets(b.Driver, b.Issuer.Group, b.heard)
 	w, err := b.CPU.AllGatherIntoTensor(ctx, out, in, backend.AllGatherOptions{Timeout: timeout})
 	if err == nil {
 		err = w.Wait(context.Background())
@@ -115,6 +117,7 @@ func (b *Engine) Hear(ctx context.Context, timeout time.Duration, mine []byte) (
 	if err != nil {
 		return nil, nil, err
 	}
+	met()
 	for r := range b.Size {
 		x := all[r*len(mine) : (r+1)*len(mine)]
 		if x[0] != 0 && reason == nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -136,21 +137,17 @@ func TestF09Beyond2GiB(t *testing.T) {
 		t.Skip("memory of this size has no address here")
 	}
 	total := 5<<28 + 3 // elements of 4 bytes
-	d, err := sim.Open(sim.Config{})
-	require.NoError(t, err)
+	d := must.Get(sim.Open(sim.Config{}))
 	defer func() { require.NoError(t, d.Close()) }()
 	for _, rank := range []int{0, 1, 2} {
 		tr := edges.New(d)
 		b := &Engine{Rank: rank, Size: 3, Tracker: tr, chunk: 2 << 20, slots: 4}
-		b.line, err = b.newLine()
-		require.NoError(t, err)
-		_, err = b.line.relays(tr)
-		require.NoError(t, err)
+		b.line = must.Get(b.newLine())
+		must.Get(b.line.relays(tr))
 		var places []*place.Place
 		streams := make([]*notes, 3)
 		for i := range streams {
-			ten, err := tensor.OnDevice(tensor.Float32, huge{driver.Ptr(1+i) << 40, 4 * total}, total)
-			require.NoError(t, err)
+			ten := must.Get(tensor.OnDevice(tensor.Float32, huge{driver.Ptr(1+i) << 40, 4 * total}, total))
 			streams[i] = &notes{device: i}
 			p := place.Of(ten)
 			p.Dev, p.Up = i, streams[i]
@@ -168,8 +165,7 @@ func TestF09Beyond2GiB(t *testing.T) {
 		require.Less(t, bytes, 400<<20)
 		require.Equal(t, PiecesOf(1), o.pieces)
 		require.Len(t, o.Relay.sent, o.pieces)
-		staging, err := d.AllocHost(bytes)
-		require.NoError(t, err)
+		staging := must.Get(d.AllocHost(bytes))
 		o.staging = staging
 		tile := func(s *notes, of func(c copied) driver.Ptr, base driver.Ptr) {
 			next := base

@@ -8,6 +8,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -89,12 +90,22 @@ func (o *Operation) Scratch(dev, n int) (driver.Ptr, error) {
 	return m.Ptr(), nil
 }
 
-// unstage gives back what Scratch has returned, which nothing uses any more.
+// Pin gets the operation's page-locked memory.
+func (o *Operation) Pin(n int) (h driver.HostMemory, err error) {
+	o.staging, err = o.B.Pinned.Get(pool.OnHost, n)
+	return o.staging, err
+}
+
+// unstage gives back what Pin, Scratch and New have returned, which nothing uses any more.
 func (o *Operation) unstage() {
-	for _, m := range o.held {
+	if o.staging != nil {
+		o.B.Pinned.Put(pool.OnHost, o.staging)
+		o.staging = nil
+	}
+	for _, m := range append(o.held, o.made...) {
 		o.B.Scratch.Put(m.Device().Index, m)
 	}
-	o.held, o.packed = nil, nil
+	o.held, o.made, o.packed = nil, nil, nil
 }
 
 // Pack has the devices bring elements in order, before they are copied to the host;
@@ -145,11 +156,9 @@ func (k *packer) load(d driver.Driver, dev int) error {
 	if err != nil {
 		return err
 	}
-	if k.module, err = v.Load(kernels.PTX); err != nil {
-		return err
-	}
-	if k.Pack, err = k.module.Function(kernels.Pack); err == nil {
-		k.Unpack, err = k.module.Function(kernels.Unpack)
+	m, all, err := kernels.Open(v, kernels.PTX, kernels.Pack, kernels.Unpack)
+	if err == nil {
+		k.module, k.Pack, k.Unpack = m, all[kernels.Pack], all[kernels.Unpack]
 	}
 	return err
 }

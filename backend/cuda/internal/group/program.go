@@ -6,13 +6,16 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/work"
 )
 
 // Program is an operation that has commands and a host's part of its own. The engine orders it among
 // the others, watches its time and its context, and ends it.
 type Program interface {
-	// Stage gives the places of the operation's legs their streams, and gets memory. After an error
-	// it has got none. Operations are staged in the order of the calls.
+	// Stage gives the places of the operation's legs their streams, and gets memory with Pin and Scratch. Operations are
+	// staged in the order of the calls.
 	Stage(o *Operation) error
 
 	// Fill adds the commands, at most mostCommands on a stream, and turns of the host. It is not
@@ -24,10 +27,6 @@ type Program interface {
 
 	// Err returns why the outcome is of no use, though Run and the streams have ended well.
 	Err() error
-
-	// Release gives back what Stage has got: nothing uses it any more. Stage may not have been
-	// called.
-	Release(o *Operation)
 }
 
 // Streams returns the two streams of collectives on a device.
@@ -48,9 +47,6 @@ func (o *Operation) Begin(ctx context.Context, turn int) error { return o.pendin
 // End ends a turn.
 func (o *Operation) End(turn int) { o.pending.End(turn) }
 
-// Stopped returns why the operation has to end, nil while it may go on.
-func (o *Operation) Stopped() error { return stopped{o}.Err() }
-
 // Apart says that the ranks form several clusters: devices of different ones do not reach each other,
 // and their ranks share no memory.
 func (b *Engine) Apart(clusters int) {
@@ -58,4 +54,25 @@ func (b *Engine) Apart(clusters int) {
 	if b.Unreachable == nil {
 		b.Unreachable = fmt.Errorf("the ranks form %d clusters", clusters)
 	}
+}
+
+// way has operations that do not go through the engine's streams.
+type way interface {
+	// Before tells f which streams have operations that use the same memory as one in these places will.
+	Before(f func(s driver.Stream, access ...driver.Access), places []*place.Place)
+
+	// Abort ends all operations: the group has failed.
+	Abort()
+
+	// Close waits until all operations have left the devices, and frees what the way has.
+	Close() error
+}
+
+// onHost orders operations on tensors in CPU memory among those whose results are copied there.
+type onHost interface {
+	// Await waits for the collectives that write what an operation uses.
+	Await(ctx context.Context, uses ...[]*tensor.Tensor) error
+
+	// Writes notes what a collective that has been issued writes.
+	Writes(w *work.Work, results []*tensor.Tensor)
 }

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -59,21 +60,11 @@ func spreads(pieces, m int) int {
 	return (pieces + parts - 1) / parts
 }
 
-// mostBefore returns how many commands may be left when the operation, or its next part, is enqueued: the more it
-// gives a stream, the fewer.
-func (o *Operation) mostBefore() int64 {
-	if o.Shared == nil {
-		return MostQueued
-	}
-	return max(MostQueued-int64(max(o.Shared.commands()-mostCommands, 0)), 0)
-}
-
 // room waits until the operation, or its next part, may be enqueued.
 func (o *Operation) room() error {
 	if o.line != o.B.line {
 		return nil
 	}
-	most := o.mostBefore()
 	return o.poll(func() (bool, error) {
 		for ; o.gone < len(o.parts); o.gone++ {
 			p := o.parts[o.gone]
@@ -82,7 +73,7 @@ func (o *Operation) room() error {
 			}
 			o.occupy(-p.Calls())
 		}
-		return o.B.queued.Load() <= most, nil
+		return o.B.queued.Load() <= MostQueued, nil
 	})
 }
 
@@ -129,4 +120,22 @@ func (b *Engine) Poll(ctx context.Context, timeout time.Duration, done func() (b
 		time.Sleep(pause)
 		pause = min(2*pause, 100*time.Microsecond)
 	}
+}
+
+// Drained waits until streams have done all that they were given; false if ctx ends first.
+func Drained(ctx context.Context, streams []driver.Stream) bool {
+	for _, s := range streams {
+		if s.Err() != nil {
+			continue
+		}
+		e, err := s.Record()
+		if err == nil {
+			err = e.Sync(ctx)
+			e.Release()
+		}
+		if err != nil && s.Err() == nil {
+			return false
+		}
+	}
+	return true
 }

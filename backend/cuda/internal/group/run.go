@@ -10,7 +10,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
-	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
+	"github.com/c10d-go/c10d/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -52,7 +52,7 @@ func (b *Engine) perform(o *Operation) (linger bool) {
 		if err != nil {
 			o.failed(err)
 		}
-		linger = o.direct() && o.Shared.x.Eager
+		linger = o.eager()
 		b.Mu.Lock()
 		b.ending.Put(o)
 		b.Mu.Unlock()
@@ -61,6 +61,9 @@ func (b *Engine) perform(o *Operation) (linger bool) {
 	returned = true
 	return linger
 }
+
+// eager reports whether the next operation may come soon.
+func (o *Operation) eager() bool { return o.Shared != nil && o.Shared.x.Eager }
 
 // finish ends operations when the devices are done with them.
 func (b *Engine) finish() {
@@ -71,9 +74,7 @@ func (b *Engine) finish() {
 		if o == nil {
 			return
 		}
-		linger := o.direct() && o.Shared.x.Eager
-		o.end()
-		if linger {
+		if o.end(); o.eager() {
 			b.ending.linger(hostshm.LingerFor)
 		}
 	}
@@ -109,8 +110,6 @@ func (o *Operation) runHost() error {
 		return nil
 	case o.claim != nil:
 		return o.runMessage()
-	case o.direct():
-		return o.Shared.run(o)
 	case o.Relay != nil && !o.inTurn():
 		return o.runOneToAll()
 	case len(o.Legs) == 0:
@@ -118,19 +117,28 @@ func (o *Operation) runHost() error {
 	case o.onHost():
 		return o.runOnHost()
 	}
+	if o.Shared != nil {
+		if err := o.Shared.meet(o); err != nil {
+			return err
+		}
+	}
 	if o.inTurn() {
 		return o.runTurn()
 	}
-	shadows := make([]*tensor.Tensor, len(o.Legs))
+	var shadows []*tensor.Tensor
+	if !o.inPlace() {
+		shadows = make([]*tensor.Tensor, len(o.Legs))
+	}
 	for k := range o.pieces {
 		if err := o.begin(&o.turns, k); err != nil {
 			return err
 		}
-		at := k % o.slots * o.slot
-		slot := o.staging.Bytes()[at:][:o.slot]
-		driver.HostAccess(o.B.Driver, "the host's part", driver.Writes(o.staging.Ptr()+driver.Ptr(at), o.slot))
-		if err := o.shadow(shadows, slot, k); err != nil {
-			return err
+		if o.Near == nil && !o.inPlace() {
+			at := k % o.slots * o.slot
+			driver.HostAccess(o.B.Driver, "the host's part", driver.Writes(o.staging.Ptr()+driver.Ptr(at), o.slot))
+			if err := o.shadow(shadows, k, func(_ *Leg, i, _ int) []byte { return o.staging.Bytes()[at+o.at[i]:] }); err != nil {
+				return err
+			}
 		}
 		if err := o.Call(o, shadows); err != nil {
 			return err
@@ -167,10 +175,6 @@ func (o *Operation) failed(err error) {
 	o.halted = true
 	all := append(slices.Clone(o.parts), o.pending)
 	o.mu.Unlock()
-	if o.direct() {
-		o.Shared.abort()
-		return
-	}
 	for _, p := range all {
 		if p != nil {
 			p.Abort()
@@ -188,13 +192,6 @@ func (o *Operation) end() {
 	ctx, cancel := context.Background(), func() {}
 	if o.err == nil {
 		ctx = o.Ctx
-	}
-	if o.err == nil && o.direct() {
-		// A word costs the driver nothing, an event that is asked again and again a lot.
-		if err := o.Shared.leave(o); err != nil {
-			o.failed(err)
-			limit = time.Now().Add(Grace)
-		}
 	}
 	quiet := false
 	if o.pending == nil {
@@ -243,12 +240,9 @@ func (o *Operation) settled(ctx context.Context) bool {
 	if o.over {
 		return true
 	}
-	cut := false
 	if o.pending != nil {
 		err := o.passed(ctx)
-		// Then the last batch may lack the end of those before, or of what a turn of the host came after.
-		cut = o.direct() && o.Shared.failed.Load() || o.B.gaveUp
-		if (err != nil || cut || o.flying) && !o.drained(ctx) {
+		if (err != nil || o.B.gaveUp || o.flying) && !o.drained(ctx) {
 			return false
 		}
 	}
@@ -259,28 +253,14 @@ func (o *Operation) settled(ctx context.Context) bool {
 		o.mark.End()
 	}
 	if o.pending != nil {
-		if o.direct() {
-			o.Shared.release()
-		}
 		for _, p := range o.parts {
 			p.Release()
 		}
 		o.parts = nil
 		o.pending.Release()
-		if s := o.Shared; s != nil && o.err == nil && !cut {
-			o.Shared = nil
-			o.B.putShared(s)
-		}
 	}
 	o.B.queued.Add(int64(-o.commands))
-	if o.staging != nil {
-		o.B.Pinned.Put(pool.OnHost, o.staging)
-		o.staging = nil
-	}
 	o.unstage()
-	if o.Program != nil {
-		o.Program.Release(o)
-	}
 	if o.launched {
 		pool.Underway.Add(-1)
 		o.B.Staged.Add(-1)
@@ -323,22 +303,4 @@ func (o *Operation) sync(ctx context.Context) error {
 // that is lost does nothing any more.
 func (o *Operation) drained(ctx context.Context) bool {
 	return Drained(ctx, append(o.everyStream(), o.makes...))
-}
-
-// Drained waits until streams have done all that they were given; false if ctx ends first.
-func Drained(ctx context.Context, streams []driver.Stream) bool {
-	for _, s := range streams {
-		if s.Err() != nil {
-			continue
-		}
-		e, err := s.Record()
-		if err == nil {
-			err = e.Sync(ctx)
-			e.Release()
-		}
-		if err != nil && s.Err() == nil {
-			return false
-		}
-	}
-	return true
 }

@@ -41,14 +41,20 @@ func (o *Operation) layout() (bytes int) {
 		flat = flat && o.Legs[i].flat()
 	}
 	o.slots = min(o.pieces, o.B.slots)
+	o.at, o.turns = make([]int, len(o.Legs)), make([]hostTurn, 0, o.pieces)
+	if o.inPlace() {
+		return 0
+	}
 	most := o.grain
 	if !flat {
 		// The host brings the elements in order first, and cuts them then.
 		o.slots, most = 1, longest
 	}
-	o.at = make([]int, len(o.Legs))
 	for i := range o.Legs {
 		l := &o.Legs[i]
+		if o.Near != nil {
+			continue
+		}
 		o.at[i] = o.slot
 		o.slot += Align(min(l.N, most) * l.size())
 	}
@@ -77,20 +83,29 @@ func (o *Operation) fill(batch *feed) {
 	base := o.staging.Ptr()
 	for k := range o.pieces {
 		slot := base + driver.Ptr(k%o.slots*o.slot)
+		in, out := slot, slot
+		if s := o.Shared; o.inPlace() {
+			c := s.first + uint64(k)
+			in, out = s.x.Ptr(s.x.In(s.x.Rank, c)), s.x.Ptr(s.x.Out(c))
+		}
 		for i := range o.Legs {
 			l := &o.Legs[i]
 			lo, hi := o.elements(l, k)
 			if l.Src != nil && lo < hi {
-				batch.Copy(l.Src.Down, slot+driver.Ptr(o.at[i]), l.Src.Base+driver.Ptr(l.Src.Lo+lo*l.size()), (hi-lo)*l.size())
+				to := in + driver.Ptr(o.at[i])
+				if o.Near != nil {
+					to = o.Near.Ptr + driver.Ptr(o.Near.At[i])
+				}
+				batch.Copy(l.Src.Down, to, l.Src.Base+driver.Ptr(l.Src.Lo+lo*l.size()), (hi-lo)*l.size())
 			}
 		}
-		batch.host(&o.turns, o.line.host, o.touched(slot, o.slot)...)
+		batch.host(&o.turns, o.line.host, o.touched(slot, o.slot, k)...)
 		for i := range o.Legs {
 			l := &o.Legs[i]
 			lo, hi := o.elements(l, k)
 			for _, d := range l.Dst {
 				if lo < hi {
-					batch.Copy(d.Up, d.Base+driver.Ptr(d.Lo+lo*l.size()), slot+driver.Ptr(o.at[i]), (hi-lo)*l.size())
+					batch.Copy(d.Up, d.Base+driver.Ptr(d.Lo+lo*l.size()), out+driver.Ptr(o.at[i]), (hi-lo)*l.size())
 				}
 			}
 		}
@@ -104,17 +119,23 @@ func (o *Operation) fillTurn(batch *feed) {
 		bytes = r.at + Align(r.p.Hi-r.p.Lo)
 	}
 	o.allDown(batch)
-	batch.host(&o.turns, o.line.host, o.touched(o.staging.Ptr(), bytes)...)
+	batch.host(&o.turns, o.line.host, o.touched(o.staging.Ptr(), bytes, everyPiece)...)
 	o.allUp(batch)
 }
 
-// touched is what the host uses in its turn: the staging and, if it copies to the
-// ranks' exchange itself, this rank's slots there.
-func (o *Operation) touched(p driver.Ptr, n int) []driver.Access {
-	all := []driver.Access{driver.Writes(p, n)}
-	if s := o.Shared; s != nil && s.x.Memory != nil {
-		all = append(all, driver.Writes(s.x.Ptr(s.x.In(s.x.Rank, 0)), s.x.Slots*s.x.Chunk))
+// everyPiece is for a turn of all pieces.
+const everyPiece = -1
+
+// touched is what the host uses in the turn of a piece: the staging and, in the ranks' exchange, slots.
+func (o *Operation) touched(p driver.Ptr, n, piece int) []driver.Access {
+	all := append(o.accesses[:0], driver.Writes(p, n))
+	if o.Near != nil {
+		all[0] = driver.Writes(o.Near.Ptr, o.Near.Bytes)
 	}
+	if s := o.Shared; s != nil && s.x.Memory != nil {
+		all = s.x.Uses(all, s.first+uint64(max(piece, 0)), piece == everyPiece)
+	}
+	o.accesses = all
 	return all
 }
 
@@ -166,14 +187,8 @@ func (o *Operation) runTurn() error {
 	if err := o.packRaw(); err != nil {
 		return err
 	}
-	shadows := make([]*tensor.Tensor, len(o.Legs))
-	for k := range o.pieces {
-		if err := o.shadow(shadows, nil, k); err != nil {
-			return err
-		}
-		if err := o.Call(o, shadows); err != nil {
-			return err
-		}
+	if err := o.callAll(func(l *Leg, i, lo int) []byte { return o.staging.Bytes()[o.at[i]+lo*l.size():] }); err != nil {
+		return err
 	}
 	if err := o.unpackRaw(); err != nil {
 		return err
@@ -182,20 +197,29 @@ func (o *Operation) runTurn() error {
 	return nil
 }
 
-// shadow makes the CPU tensors of piece k, whose bytes begin at the legs' places
-// in slot.
-func (o *Operation) shadow(shadows []*tensor.Tensor, slot []byte, k int) error {
-	for i := range o.Legs {
-		l := &o.Legs[i]
-		lo, hi := o.elements(l, k)
-		if o.inTurn() {
-			slot = o.staging.Bytes()[lo*l.size():]
+// callAll does the host's part of all pieces. From returns the bytes of a leg from an element on.
+func (o *Operation) callAll(from func(l *Leg, i, lo int) []byte) error {
+	shadows := make([]*tensor.Tensor, len(o.Legs))
+	for k := range o.pieces {
+		err := o.shadow(shadows, k, from)
+		if err == nil {
+			err = o.Call(o, shadows)
 		}
-		t, err := tensor.FromBytes(l.DType, slot[o.at[i]:][:(hi-lo)*l.size()], hi-lo)
 		if err != nil {
 			return err
 		}
-		shadows[i] = t
+	}
+	return nil
+}
+
+// shadow makes the CPU tensors of piece k.
+func (o *Operation) shadow(shadows []*tensor.Tensor, k int, from func(l *Leg, i, lo int) []byte) (err error) {
+	for i := range o.Legs {
+		l := &o.Legs[i]
+		lo, hi := o.elements(l, k)
+		if shadows[i], err = tensor.FromBytes(l.DType, from(l, i, lo)[:(hi-lo)*l.size()], hi-lo); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package hostshm
 
 import (
-	"runtime"
 	"sync/atomic"
 	"testing"
 
@@ -13,7 +12,7 @@ type tally struct{ parts [8]atomic.Int32 }
 
 func (j *tally) Part(i int) { j.parts[i].Add(1) }
 
-// TestCrew: of each job each part is done once, by the time that end returns, whatever
+// TestCrew: of each job each part is done once, by the time that Do returns, whatever
 // part of the crew the jobs before had.
 func TestCrew(t *testing.T) {
 	for _, eager := range []bool{false, true} {
@@ -21,8 +20,7 @@ func TestCrew(t *testing.T) {
 		for n := range 500 {
 			parts := 1 + n*7%c.N
 			var j tally
-			c.Start(parts, &j)
-			c.End(n%3 == 0)
+			c.Do(parts, &j)
 			for i := range j.parts {
 				want := int32(0)
 				if i < parts {
@@ -44,29 +42,4 @@ func TestSharedSlots(t *testing.T) {
 	} {
 		require.Equal(t, tc.want, Slots(tc.size, tc.chunk, 4), "%d ranks, chunks of %d", tc.size, tc.chunk)
 	}
-}
-
-// leaver is a job of which one part ends its goroutine.
-type leaver struct {
-	who  int
-	done atomic.Int32
-}
-
-func (l *leaver) Part(i int) {
-	if i == l.who {
-		runtime.Goexit()
-	}
-	l.done.Add(1)
-}
-
-// TestCrewOutlivesGoexit: a part that ends its goroutine is counted, and its member comes back.
-func TestCrewOutlivesGoexit(t *testing.T) {
-	c := newCrew(3, false)
-	for range 3 {
-		l := &leaver{who: 1}
-		c.Start(3, l)
-		c.End(false)
-		require.EqualValues(t, 2, l.done.Load())
-	}
-	c.close()
 }

@@ -3,7 +3,6 @@
 package hostshm
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"runtime"
@@ -12,7 +11,6 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
-	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/internal/reduce"
 )
@@ -20,14 +18,15 @@ import (
 // Exchange is page-locked memory that the ranks of a host share. They all-reduce through it, chunk
 // by chunk:
 //
-//  1. Each rank's device copies the rank's operand into the rank's slot.
+//  1. Each rank's device copies the rank's operand into the rank's slot, or its host does.
 //  2. Each rank's CPU combines its share of the chunk: it reads all ranks' slots, and writes the
 //     slot that is common to all.
-//  3. Each device copies the common slot.
+//  3. Each device, or its host, copies the common slot.
 //
-// Nothing is copied within the host. Words in the memory order the ranks; they hold the numbers of
-// chunks, which all ranks count alike. A rank's slot is written again when all ranks have combined
-// what was there, the common slot when all devices have copied it.
+// Nothing else is copied within the host. Words in the memory order the hosts; they hold the numbers of
+// chunks, which all ranks count alike. A host counts a chunk as arrived in its turn: when its device has
+// copied the operand, and what was in the common slot before. So a rank's slot is written again when all ranks
+// have combined what was there, the common slot when all devices have copied it.
 //
 // A rank that fails lets its streams go on. They may then write slots that others still combine, so
 // the rank says first, in a word, that it has failed. A rank that has seen all shares of a chunk
@@ -42,9 +41,8 @@ type Exchange struct {
 	Region     *region.Region
 	D          driver.Driver
 	Crew       *crew
-	Eager      bool           // there is a CPU for everybody who waits
-	Left       []atomic.Int32 // parts of the share that are still to be combined, by slot
-	Members    []member       // what those who combine keep
+	Eager      bool     // there is a CPU for everybody who waits
+	Members    []member // what those who combine keep
 
 	// Unlocked is why this rank could not page-lock the memory. Its host copies then, as for
 	// tensors that are not contiguous. The others need not know.
@@ -52,17 +50,6 @@ type Exchange struct {
 
 	Memory driver.HostMemory // once it is page-locked; guarded by Backend.calls until the first operation
 	Next   uint64            // the chunk that comes next; guarded by Backend.calls
-	Number uint64            // of the operation that comes next; guarded by Backend.calls
-	Dev    int               // whose streams count, -1 before the first; guarded by Backend.calls
-
-	// Kernel does all that the device does for a small operation. There is none while the
-	// ranks do not know, and where they do not have, a device each: one that waits in a
-	// kernel keeps those of other processes waiting. Guarded by Backend.calls.
-	Kernel driver.Function
-	module driver.Module
-	asked  bool                  // whether there is one
-	Lacks  atomic.Pointer[error] // why there is none, for Explain
-	device driver.Device         // dev, once this rank has shown it
 }
 
 // member is what one of a crew keeps from operation to operation.
@@ -76,15 +63,10 @@ type member struct {
 const (
 	WordArrived = iota // chunks that have come from the rank's device
 	WordDone           // chunks whose share the rank has combined
-	WordTaken          // chunks that the rank's device has copied
-	WordGo             // chunks that the rank's host has let a kernel copy; the device's UUID follows
 	WordCalled         // one more than the first chunk of the operation that the rank is at; what it calls follows
 	wordFailed         // not zero when the rank's streams do not wait for its host any more
 	WordKinds
 )
-
-// uuidAt is where in the line of wordGo a rank has its device's UUID.
-const uuidAt = 16
 
 // exchangeLine keeps words apart: processors fetch lines of 64 bytes in pairs.
 const exchangeLine = 128
@@ -126,65 +108,85 @@ func New(rank, size, slots, chunk int, r *region.Region, d driver.Driver) *Excha
 	cpus := usableCPUs() / size
 	x := &Exchange{
 		Rank: rank, Size: size, Slots: slots, Chunk: RoundUp(chunk, SlotAlign), Region: r, D: d,
-		Eager: cpus >= eagerCPUs, Left: make([]atomic.Int32, slots), Next: FirstChunk, Dev: -1,
+		Eager: cpus >= eagerCPUs, Next: FirstChunk,
 	}
 	x.Crew = newCrew(CrewOf(cpus), x.Eager)
 	x.Members = make([]member, x.Crew.N)
-	for kind := WordArrived; kind <= WordGo; kind++ {
+	for kind := WordArrived; kind <= WordCalled; kind++ {
 		driver.StoreWord(r.Bytes, x.Word(kind, x.Rank), uint32(FirstChunk))
 	}
-	driver.StoreWord(r.Bytes, x.Word(WordCalled, x.Rank), uint32(FirstChunk))
 	return x
 }
 
 // Word returns where a rank's word is.
 func (x *Exchange) Word(kind, rank int) int { return (kind*x.Size + rank) * exchangeLine }
 
-func (x *Exchange) WordPtr(kind, rank int) driver.Ptr {
-	return x.Memory.Ptr() + driver.Ptr(x.Word(kind, rank))
-}
-
-// In returns where a rank's slot is for a chunk, out where the common one is.
+// In returns where a rank's slot is for a chunk, Out where the common one is.
 func (x *Exchange) In(rank int, chunk uint64) int {
-	return RoundUp(x.Size*WordKinds*exchangeLine, SlotAlign) + (rank*x.Slots+x.Slot(chunk))*x.Chunk
+	return RoundUp(x.Size*WordKinds*exchangeLine, SlotAlign) + (rank*x.Slots+int(chunk%uint64(x.Slots)))*x.Chunk
 }
 
 func (x *Exchange) Out(chunk uint64) int { return x.In(x.Size, chunk) }
 
-func (x *Exchange) Slot(chunk uint64) int { return int(chunk % uint64(x.Slots)) }
-
 func (x *Exchange) Ptr(at int) driver.Ptr { return x.Memory.Ptr() + driver.Ptr(at) }
 
-func (x *Exchange) load(at int) uint32 {
-	if x.Memory == nil {
-		return driver.LoadWord(x.Region.Bytes, at)
+// Uses appends what a host uses in the turn of a chunk, the rank's slot and the common one, or in one of all chunks.
+func (x *Exchange) Uses(a []driver.Access, chunk uint64, all bool) []driver.Access {
+	slots := 1
+	if all {
+		chunk, slots = 0, x.Slots
 	}
-	return x.Memory.Load32(at)
+	n := slots * x.Chunk
+	return append(a, driver.Writes(x.Ptr(x.In(x.Rank, chunk)), n), driver.Shares(x.Ptr(x.Out(chunk)), n))
 }
 
-func (x *Exchange) store(at int, v uint32) {
+// has reports whether a rank's word has counted to n.
+func (x *Exchange) has(kind, rank int, n uint64) bool {
+	at := x.Word(kind, rank)
 	if x.Memory == nil {
-		driver.StoreWord(x.Region.Bytes, at, v)
+		return driver.AtLeast.Holds(driver.LoadWord(x.Region.Bytes, at), uint32(n))
+	}
+	return driver.AtLeast.Holds(x.Memory.Load32(at), uint32(n))
+}
+
+// Count has this rank's word be n.
+func (x *Exchange) Count(kind int, n uint64) {
+	at := x.Word(kind, x.Rank)
+	if x.Memory == nil {
+		driver.StoreWord(x.Region.Bytes, at, uint32(n))
 		return
 	}
-	x.Memory.Store32(at, v)
+	x.Memory.Store32(at, uint32(n))
 }
 
-// All reports whether the words of all ranks have counted to n.
-func (x *Exchange) All(kind int, n uint64) bool {
+// Await waits until the words of all ranks have counted to n. If something ends that, behind is the first other rank
+// that has not, -1 if all have. Chunks that all have combined may be spoilt, if the streams of a rank go on by
+// themselves. Then it waits for the reason, which is on its way.
+func (x *Exchange) Await(o Asker, kind int, n uint64) (behind int, err error) {
+	w := Watch{Eager: x.Eager}
 	for r := range x.Size {
-		if !driver.AtLeast.Holds(x.load(x.Word(kind, r)), uint32(n)) {
-			return false
+		for !x.has(kind, r, n) {
+			if err := w.Poll(o); err != nil {
+				return x.behind(kind, n), err
+			}
 		}
 	}
-	return true
+	for w := (Watch{}); kind == WordDone && x.Failed(); {
+		if err := w.Poll(o); err != nil {
+			return -1, err
+		}
+	}
+	return -1, nil
 }
 
-func (x *Exchange) Has(kind int, n uint64) bool {
-	return driver.AtLeast.Holds(x.load(x.Word(kind, x.Rank)), uint32(n))
+func (x *Exchange) behind(kind int, n uint64) int {
+	for r := range x.Size {
+		if r != x.Rank && !x.has(kind, r, n) {
+			return r
+		}
+	}
+	return -1
 }
-
-func (x *Exchange) Count(kind int, n uint64) { x.store(x.Word(kind, x.Rank), uint32(n)) }
 
 // Fail says that this rank's streams go on by themselves, before they do.
 func (x *Exchange) Fail() { driver.StoreWord(x.Region.Bytes, x.Word(wordFailed, x.Rank), 1) }
@@ -199,41 +201,28 @@ func (x *Exchange) Failed() bool {
 	return false
 }
 
-// Call tells the other ranks at which operation this one is: its number, its first chunk, and its
-// fingerprint. Called returns what another rank has told.
-//
-// The others may go on to the next operation before a rank has looked: its crew may have combined
-// its shares before. They do not go on to the one after that.
-func (x *Exchange) Call(number, chunk uint64, c board.Said) {
-	at := x.Said(x.Rank, number)
+// Call tells the other ranks at which operation this one is: its first chunk, and its fingerprint. Called returns what
+// another rank has told. No rank goes on to the next operation before all have looked: it waits for their shares of
+// this one.
+func (x *Exchange) Call(chunk uint64, c board.Said) {
+	at := x.Said(x.Rank)
 	for i, w := range c {
 		driver.StoreWord(x.Region.Bytes, at+8*i, uint32(w))
 		driver.StoreWord(x.Region.Bytes, at+8*i+4, uint32(w>>32))
 	}
-	driver.StoreWord(x.Region.Bytes, x.Word(WordCalled, x.Rank), uint32(chunk+1))
+	x.Count(WordCalled, chunk+1)
 }
 
-func (x *Exchange) Called(rank int, number uint64) (c board.Said) {
-	at := x.Said(rank, number)
+func (x *Exchange) Called(rank int) (c board.Said) {
+	at := x.Said(rank)
 	for i := range c {
 		c[i] = uint64(driver.LoadWord(x.Region.Bytes, at+8*i)) | uint64(driver.LoadWord(x.Region.Bytes, at+8*i+4))<<32
 	}
 	return c
 }
 
-// Met reports whether all ranks are at the operation that begins with a chunk.
-func (x *Exchange) Met(chunk uint64) bool {
-	for r := range x.Size {
-		if !driver.AtLeast.Holds(driver.LoadWord(x.Region.Bytes, x.Word(WordCalled, r)), uint32(chunk+1)) {
-			return false
-		}
-	}
-	return true
-}
-
-func (x *Exchange) Said(rank int, number uint64) int {
-	return x.Word(WordCalled, rank) + 4 + int(number%2)*len(board.Said{})*8
-}
+// Said returns where a rank tells what it calls.
+func (x *Exchange) Said(rank int) int { return x.Word(WordCalled, rank) + 4 }
 
 // Share returns the bytes of n that part i of so many has.
 func Share(n, i, parts int) (lo, hi int) {
@@ -306,64 +295,6 @@ func (x *Exchange) Prepare() {
 	x.Memory = m
 }
 
-// show tells the other ranks which device this one has.
-func (x *Exchange) show() error {
-	v, err := x.D.Device(x.Dev)
-	if err != nil {
-		return err
-	}
-	uuid := v.Info().UUID
-	at := x.Word(WordGo, x.Rank) + uuidAt
-	for i := 0; i < len(uuid); i += 4 {
-		driver.StoreWord(x.Region.Bytes, at+i, binary.NativeEndian.Uint32(uuid[i:]))
-	}
-	x.device = v
-	return nil
-}
-
-// Small finds out whether there is a kernel for small operations, once all ranks have
-// shown their devices. Where there is none the operations do without, and Explain says why.
-func (x *Exchange) Small() error {
-	if x.asked {
-		return nil
-	}
-	if x.device == nil {
-		if err := x.show(); err != nil {
-			return err
-		}
-	}
-	seen := make(map[[16]byte]bool)
-	for r := range x.Size {
-		var uuid [16]byte
-		at := x.Word(WordGo, r) + uuidAt
-		for i := 0; i < len(uuid); i += 4 {
-			binary.NativeEndian.PutUint32(uuid[i:], driver.LoadWord(x.Region.Bytes, at+i))
-		}
-		if uuid == [16]byte{} {
-			return nil
-		}
-		seen[uuid] = true
-	}
-	x.asked = true
-	if len(seen) < x.Size {
-		err := fmt.Errorf("the %d ranks share %d devices", x.Size, len(seen))
-		x.Lacks.Store(&err)
-		return nil
-	}
-	m, err := x.device.Load(kernels.PTX)
-	if err != nil {
-		x.Lacks.Store(&err)
-		return nil
-	}
-	f, err := m.Function(kernels.Exchange)
-	if err != nil {
-		x.Lacks.Store(&err)
-		return m.Close()
-	}
-	x.module, x.Kernel = m, f
-	return nil
-}
-
 // Rest ends the goroutines that combine, which have nothing to do any more.
 func (x *Exchange) Rest() {
 	if x != nil {
@@ -378,11 +309,8 @@ func (x *Exchange) Close() error {
 	}
 	x.Rest()
 	var err error
-	if x.module != nil {
-		err = x.module.Close()
-	}
 	if x.Memory != nil {
-		err = errors.Join(err, x.Region.Unlock(x.D))
+		err = x.Region.Unlock(x.D)
 	}
 	return errors.Join(err, x.Region.Leave())
 }
@@ -407,10 +335,3 @@ var CrewOf = func(cpus int) int { return min(cpus-spareCPUs, mostCrew) }
 
 // usableCPUs returns how many CPUs this process may use at a time.
 func usableCPUs() int { return min(runtime.NumCPU(), runtime.GOMAXPROCS(0)) }
-
-// Arrival is the word that all counters of arrivals write, so that they count in order. The
-// kernels count on another stream than the copies do; that is the one on which both count what
-// was taken.
-func (x *Exchange) Arrival() driver.Access {
-	return driver.Writes(x.WordPtr(WordArrived, x.Rank)+exchangeLine/2, 4)
-}

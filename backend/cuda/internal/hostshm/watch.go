@@ -1,7 +1,6 @@
 package hostshm
 
 import (
-	"errors"
 	"runtime"
 	"time"
 )
@@ -26,17 +25,6 @@ type Asker interface {
 	Ask() error
 	AskDriver() error
 }
-
-var errQuit = errors.New("no longer needed")
-
-func (c *crew) Ask() error {
-	if c.quit.Load() {
-		return errQuit
-	}
-	return nil
-}
-
-func (c *crew) AskDriver() error { return nil }
 
 // Watch is how a goroutine waits for a word: it polls as fast as it can for a
 // while, then lets others go first, then pauses.

@@ -3,6 +3,7 @@ package kernels
 import (
 	_ "embed"
 	"encoding/binary"
+	"errors"
 	"slices"
 
 	"github.com/c10d-go/c10d/backend"
@@ -26,9 +27,10 @@ const (
 	Unpack = "c10d_unpack"
 
 	// Exchange is c10d_exchange(x, in, out pointers, n uint64, arrived, release, taken
-	// pointers, count uint32), a launch of one block. It copies n bytes at x to in and sets
+	// pointers, count uint32, limit uint64), a launch of one block. It copies n bytes at x to in and sets
 	// the word arrived to count. It waits until the word release has come to count. Then it
-	// copies out to x and sets the word taken.
+	// copies out to x and sets the word taken. After limit nanoseconds it ends without that, so that a
+	// host that is stopped does not keep the device.
 	Exchange = "c10d_exchange"
 )
 
@@ -113,12 +115,6 @@ const (
 	Grid  = 1024
 )
 
-// OneBlock returns the threads of a block that is alone with n bytes.
-func OneBlock(n int) driver.Dim {
-	const warp, most = 32, 512
-	return driver.Dim{X: uint32(min(max((n+16*warp-1)/(16*warp), 1)*warp, most))}
-}
-
 // Blocks returns the grid for n bytes.
 func Blocks(n int) driver.Dim {
 	const bytes = 16 * Block
@@ -163,4 +159,19 @@ func ParseLayout(b []byte) (l Layout, n int) {
 		l.Strides = append(l.Strides, get(2+MostDims+d))
 	}
 	return l, get(0)
+}
+
+// Open loads an image on a device, and returns the kernels of these names in it.
+func Open(v driver.Device, image []byte, names ...string) (driver.Module, map[string]driver.Function, error) {
+	m, err := v.Load(image)
+	if err != nil {
+		return nil, nil, err
+	}
+	all := make(map[string]driver.Function, len(names))
+	for _, name := range names {
+		if all[name], err = m.Function(name); err != nil {
+			return nil, nil, errors.Join(err, m.Close())
+		}
+	}
+	return m, all, nil
 }

@@ -36,6 +36,28 @@ func TestList(t *testing.T) {
 	}
 }
 
+// TestCoo holds that the text has each kernel, and no other one, and that none uses the stack. Sums are not contracted.
+// All dtypes are added but those of 8 bits that are floats.
+func TestCoo(t *testing.T) {
+	for _, name := range CooNames {
+		require.Contains(t, string(COO), ".entry "+name+"(")
+	}
+	require.Equal(t, len(CooNames), bytes.Count(COO, []byte(".entry ")))
+	for _, not := range []string{".local", "fma.", ".ftz"} {
+		require.NotContains(t, string(COO), not)
+	}
+	for _, d := range tensor.DTypes() {
+		a, ok := CooAdds(d)
+		require.Equal(t, d != tensor.Float8E4M3 && d != tensor.Float8E5M2, ok, d)
+		if ok {
+			require.Equal(t, d.Size(), a.Parts*a.Size, d)
+			if a.Parts == 1 && !d.IsInteger() {
+				require.Equal(t, d, a.DType())
+			}
+		}
+	}
+}
+
 // TestNames holds that the text has exactly the kernels that can be asked for.
 func TestNames(t *testing.T) {
 	names := map[string]bool{Copy: true, Pack: true, Unpack: true, Exchange: true}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestBlockedCall has a call of CUDA's that does not return: a stream is full, or launches block. Who asks
@@ -16,7 +17,7 @@ import (
 func TestBlockedCall(t *testing.T) {
 	x := newFixture(t, newFake(1))
 	mem := x.alloc(x.v, 100)
-	other, err := x.v.NewStream(driver.StreamOptions{})
+	other, err := x.v.NewStream()
 	require.NoError(t, err)
 	var once atomic.Bool
 	inside, release := make(chan struct{}), make(chan struct{})
@@ -53,8 +54,7 @@ func TestBorrowedHistory(t *testing.T) {
 	x := newFixture(t, newFake(1))
 	mem := x.alloc(x.v, 100)
 	for i := range 3 {
-		s, err := x.v.BorrowStream(77)
-		require.NoError(t, err)
+		s := must.Get(x.v.BorrowStream(77))
 		firstCommands <- struct{}{} // somebody else's first command is under way
 		start := time.Now()
 		if i == 0 {
@@ -74,8 +74,7 @@ func TestBorrowedHistory(t *testing.T) {
 // so, and nothing is asked of it that would end the capture.
 func TestForeignCapture(t *testing.T) {
 	x := newFixture(t, newFake(1))
-	s, err := x.v.BorrowStream(77)
-	require.NoError(t, err)
+	s := must.Get(x.v.BorrowStream(77))
 	require.False(t, driver.Capturing(s))
 	require.False(t, driver.Capturing(x.s))
 	require.Equal(t, 1, x.f.count("StreamCapturing"), "a stream of this Driver's own is not asked")
@@ -109,8 +108,7 @@ func TestForeignCapture(t *testing.T) {
 func TestReleaseTwice(t *testing.T) {
 	x := newFixture(t, newFake(1))
 	for range 20_000 {
-		e, err := x.s.Record()
-		require.NoError(t, err)
+		e := must.Get(x.s.Record())
 		var both sync.WaitGroup
 		var here atomic.Int32
 		for range 2 {

@@ -21,6 +21,7 @@ type Device struct {
 	ord   Ordinal
 	given Context // the program's own, 0 for the primary one
 	lost  atomic.Pointer[error]
+	words driver.Once
 	ready atomic.Bool // ctx and info are set
 
 	opening sync.Mutex  // held while open makes the device ready
@@ -249,6 +250,9 @@ func (v *Device) Queues() (streams, queues int) {
 
 // Context returns the device's context.
 func (v *Device) Context() Context { return v.ctx }
+
+// SeesWords has the answer of this device, for the process.
+func (v *Device) SeesWords() *driver.Once { return &v.words }
 
 // MemInfo returns how much of the device's memory is free.
 func (v *Device) MemInfo() (free, total uint64, err error) {

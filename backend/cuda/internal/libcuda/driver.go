@@ -227,3 +227,14 @@ var (
 	_ driver.Driver = (*Driver)(nil)
 	_ driver.Keeper = (*Driver)(nil)
 )
+
+// Enter makes the device's context current on the thread of the calling goroutine, until leave.
+func (v *Device) Enter() (leave func(), err error) {
+	before, r := v.enter()
+	if r != Success {
+		return nil, v.fail("Enter", "cuCtxSetCurrent", r)
+	}
+	return func() { v.leave(before) }, nil
+}
+
+var _ driver.Enterer = (*Device)(nil)

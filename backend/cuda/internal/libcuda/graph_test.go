@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestGraph holds which functions of CUDA a capture calls, and which it must not: to ask about a
@@ -14,25 +15,20 @@ import (
 func TestGraph(t *testing.T) {
 	x := newFixture(t, newFake(2))
 	mem := x.alloc(x.v, 100)
-	before, err := x.s.Record()
-	require.NoError(t, err)
+	before := must.Get(x.s.Record())
 	require.Zero(t, x.f.count("StreamCapturing"), "nothing is captured")
 	var inside driver.Event
 	g, err := driver.Capture(x.s, func() error {
 		require.Zero(t, x.f.count("StreamQuery")+x.f.count("EventQuery"))
 		require.NoError(t, x.s.Err())
-		inside, err = x.s.Record()
-		require.NoError(t, err)
+		inside = must.Get(x.s.Record())
 		_, err := inside.Done()
 		refused(t, err, "Done", driver.ErrCapture)
 		refused(t, inside.Sync(t.Context()), "Sync", driver.ErrCapture)
 		require.Zero(t, x.f.count("StreamQuery")+x.f.count("EventQuery"))
-		ok, err := before.Done()
-		require.NoError(t, err)
-		require.True(t, ok, "other events are as ever")
+		require.True(t, must.Get(before.Done()), "other events are as ever")
 		refused(t, x.s.BeginCapture(), "BeginCapture", driver.ErrCapture)
-		host, err := x.d.AllocHost(64)
-		require.NoError(t, err)
+		host := must.Get(x.d.AllocHost(64))
 		refused(t, x.s.Copy(host.Ptr(), host.Ptr()+32, 32), "Copy", driver.ErrCapture)
 		require.NoError(t, host.Close())
 		require.Empty(t, x.f.copies)
@@ -45,16 +41,13 @@ func TestGraph(t *testing.T) {
 	refused(t, x.s.Wait(inside), "Wait", driver.ErrCapture)
 	inside.Release()
 	before.Release()
-	again, err := x.s.Record()
-	require.NoError(t, err)
-	ok, err := again.Done()
-	require.NoError(t, err)
-	require.True(t, ok, "the pool's events are no longer captured")
+	again := must.Get(x.s.Record())
+	require.True(t, must.Get(again.Done()), "the pool's events are no longer captured")
 	again.Release()
 
 	require.NoError(t, g.Launch(x.s))
 	refused(t, g.Launch(nil), "GraphLaunch", driver.ErrInvalid)
-	far, err := x.device(1).NewStream(driver.StreamOptions{})
+	far, err := x.device(1).NewStream()
 	require.NoError(t, err)
 	refused(t, g.Launch(far), "GraphLaunch", driver.ErrInvalid)
 	require.NoError(t, x.s.BeginCapture())

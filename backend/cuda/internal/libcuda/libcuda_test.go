@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 const ptx = ".version 6.0\n.target sm_60\n"
@@ -31,28 +32,22 @@ type fixture struct {
 
 func newFixture(t *testing.T, f *fake) *fixture {
 	t.Helper()
-	d, err := New(f, nil)
-	require.NoError(t, err)
+	d := must.Get(New(f, nil))
 	x := &fixture{T: t, f: f, d: d}
 	x.v = x.device(0)
-	s, err := x.v.NewStream(driver.StreamOptions{})
-	require.NoError(t, err)
+	s := must.Get(x.v.NewStream())
 	x.s = s.(*Stream)
 	return x
 }
 
 func (x *fixture) device(i int) *Device {
 	x.Helper()
-	v, err := x.d.Device(i)
-	require.NoError(x, err)
-	return v.(*Device)
+	return must.Get(x.d.Device(i)).(*Device)
 }
 
 func (x *fixture) alloc(v *Device, n int) driver.Memory {
 	x.Helper()
-	m, err := v.Alloc(n)
-	require.NoError(x, err)
-	return m
+	return must.Get(v.Alloc(n))
 }
 
 // end closes the rest and asserts that nothing is left.
@@ -69,8 +64,7 @@ func (x *fixture) end(closers ...interface{ Close() error }) {
 func refused(t *testing.T, err error, call string, want error) {
 	t.Helper()
 	require.ErrorIs(t, err, want)
-	var e *driver.Error
-	require.ErrorAs(t, err, &e)
+	e := must.As[*driver.Error](t, err)
 	require.Equal(t, call, e.Call, "%v", err)
 }
 
@@ -105,10 +99,8 @@ func TestAddresses(t *testing.T) {
 
 func TestContexts(t *testing.T) {
 	f := newFake(2)
-	d, err := New(f, map[int]Context{1: 0xabc})
-	require.NoError(t, err)
-	h, err := d.AllocHost(1)
-	require.NoError(t, err)
+	d := must.Get(New(f, map[int]Context{1: 0xabc}))
+	h := must.Get(d.AllocHost(1))
 	require.Equal(t, 1, f.live["context"], "page-locked memory needs a context of some device")
 	require.NoError(t, h.Close())
 	w, err := d.Device(1)
@@ -135,12 +127,9 @@ func TestContexts(t *testing.T) {
 
 	// A device that is in use serves for page-locked memory, not the first.
 	f = newFake(2)
-	d, err = New(f, nil)
-	require.NoError(t, err)
-	_, err = d.Device(1)
-	require.NoError(t, err)
-	h, err = d.AllocHost(1)
-	require.NoError(t, err)
+	d = must.Get(New(f, nil))
+	must.Get(d.Device(1))
+	h = must.Get(d.AllocHost(1))
 	require.Equal(t, 1, f.live["context"])
 	require.NoError(t, h.Close())
 	require.NoError(t, d.Close())
@@ -149,10 +138,9 @@ func TestContexts(t *testing.T) {
 func TestLost(t *testing.T) {
 	x := newFixture(t, newFake(2))
 	m := x.alloc(x.v, 100)
-	e, err := x.s.Record()
-	require.NoError(t, err)
+	e := must.Get(x.s.Record())
 	x.f.at, x.f.with, x.f.sticky = x.f.calls+2, 700, true // the call after Current
-	err = x.s.Memset(m.Ptr(), 0, 1)
+	err := x.s.Memset(m.Ptr(), 0, 1)
 	refused(t, err, "Memset", driver.ErrDeviceLost)
 	require.ErrorContains(t, err, "driver: Memset on device 0: device lost (cuMemsetD8Async returned 700, CUDA_ERROR_ILLEGAL_ADDRESS)")
 	calls := x.f.calls
@@ -263,8 +251,7 @@ func TestPeers(t *testing.T) {
 func TestMappings(t *testing.T) {
 	x := newFixture(t, newFake(2))
 	h := driver.MemoryHandle{Raw: [64]byte{1}, Owner: [16]byte{1}, UUID: [16]byte{2}, ID: 1, Len: 100}
-	a, err := x.v.OpenMemory(h)
-	require.NoError(t, err)
+	a := must.Get(x.v.OpenMemory(h))
 	h.Offset, h.Len = 256, 1000-256
 	b, err := x.v.OpenMemory(h)
 	require.NoError(t, err)
@@ -293,8 +280,7 @@ func TestMappings(t *testing.T) {
 	_, err = x.v.OpenMemory(h)
 	refused(t, err, "OpenMemory", driver.ErrPeerAccess)
 	m := x.alloc(x.v, 1000)
-	h, err = m.Export()
-	require.NoError(t, err)
+	h = must.Get(m.Export())
 	_, err = x.v.OpenMemory(h)
 	refused(t, err, "OpenMemory", driver.ErrOwnHandle)
 	x.end(m)
@@ -305,8 +291,7 @@ func TestBorrow(t *testing.T) {
 	x.f.sizes[0x100000], x.f.where[0x100000] = 0x1000, 0 // two pieces that
 	x.f.sizes[0x101000], x.f.where[0x101000] = 0x1000, 0 // belong together
 	x.f.sizes[0x103000], x.f.where[0x103000] = 0x1000, 1
-	m, err := x.v.Borrow(0x100800, 0x1000)
-	require.NoError(t, err)
+	m := must.Get(x.v.Borrow(0x100800, 0x1000))
 	again, err := x.v.Borrow(0x101000, 0x10)
 	require.NoError(t, err)
 	require.NoError(t, x.s.Memset(m.Ptr(), 0, m.Len()))
@@ -326,20 +311,16 @@ func TestBorrow(t *testing.T) {
 	refused(t, err, "BorrowStream", driver.ErrInvalid)
 	_, err = x.v.BorrowStream(2)
 	refused(t, err, "BorrowStream", driver.ErrInvalid)
-	s, err := x.v.BorrowStream(77)
-	require.NoError(t, err)
-	require.NoError(t, s.Close())
+	require.NoError(t, must.Get(x.v.BorrowStream(77)).Close())
 	require.Equal(t, 1, x.f.live["stream"])
 
 	// Memory that was freed before its loan ended, and allocated again here.
 	x.f.sizes[x.f.next], x.f.where[x.f.next] = 100, 0
-	stale, err := x.v.Borrow(driver.Ptr(x.f.next), 100)
-	require.NoError(t, err)
+	stale := must.Get(x.v.Borrow(driver.Ptr(x.f.next), 100))
 	fresh := x.alloc(x.v, 100)
 	require.Equal(t, stale.Ptr(), fresh.Ptr())
 	x.f.sizes[x.f.next-256], x.f.where[x.f.next-256] = 500, 0
-	larger, err := x.v.Borrow(driver.Ptr(x.f.next), 200)
-	require.NoError(t, err)
+	larger := must.Get(x.v.Borrow(driver.Ptr(x.f.next), 200))
 	delete(x.f.sizes, x.f.next-256)
 	within := x.alloc(x.v, 100)
 	require.Equal(t, larger.Ptr(), within.Ptr())
@@ -357,10 +338,8 @@ func TestBorrow(t *testing.T) {
 func TestHostCopies(t *testing.T) {
 	x := newFixture(t, newFake(1))
 	const n = 2*bounceSize + 5
-	a, err := x.d.AllocHost(n)
-	require.NoError(t, err)
-	b, err := x.d.RegisterHost(make([]byte, n+1))
-	require.NoError(t, err)
+	a := must.Get(x.d.AllocHost(n))
+	b := must.Get(x.d.RegisterHost(make([]byte, n+1)))
 	require.NoError(t, x.s.Copy(b.Ptr()+1, a.Ptr(), n))
 	buf := x.s.bounce
 	require.NotZero(t, buf)
@@ -371,14 +350,12 @@ func TestHostCopies(t *testing.T) {
 	}
 	require.Equal(t, want, x.f.copies)
 	require.NoError(t, x.s.Close())
-	s, err := x.v.NewStream(driver.StreamOptions{High: true})
-	require.NoError(t, err)
+	s := must.Get(x.v.NewStream(driver.StreamOptions{High: true}))
 	waits := x.f.count("StreamWaitEvent")
 	require.NoError(t, s.Copy(b.Ptr(), a.Ptr(), 10))
 	require.Equal(t, buf, s.(*Stream).bounce)
 	require.Equal(t, waits+1, x.f.count("StreamWaitEvent"))
-	lent, err := x.v.BorrowStream(77)
-	require.NoError(t, err)
+	lent := must.Get(x.v.BorrowStream(77))
 	require.NoError(t, lent.Copy(b.Ptr(), a.Ptr(), 10))
 	x.end(s, a, b)
 	calls := x.f.calls
@@ -396,10 +373,8 @@ func TestQueues(t *testing.T) {
 	}
 	queues(x.v, 1, 4)
 	x.f.queues = 32
-	s, err := x.v.NewStream(driver.StreamOptions{})
-	require.NoError(t, err)
-	b, err := x.v.BorrowStream(s.Handle())
-	require.NoError(t, err)
+	s := must.Get(x.v.NewStream())
+	b := must.Get(x.v.BorrowStream(s.Handle()))
 	queues(x.v, 2, 32)
 	queues(x.device(1), 0, 32)
 	require.NoError(t, errors.Join(b.Close(), s.Close(), s.Close()))
@@ -428,19 +403,16 @@ func TestFirstCommands(t *testing.T) {
 	for range drivers {
 		x := newFixture(t, f)
 		near, far := x.alloc(x.v, 16), x.alloc(x.device(1), 8)
-		host, err := x.d.AllocHost(8)
-		require.NoError(t, err)
-		m, err := x.v.Load([]byte(ptx))
-		require.NoError(t, err)
-		k, err := m.Function("f")
-		require.NoError(t, err)
+		host := must.Get(x.d.AllocHost(8))
+		m := must.Get(x.v.Load([]byte(ptx)))
+		k := must.Get(m.Function("f"))
 		e, err := x.s.Record()
 		require.NoError(t, err)
 		l := &driver.Launch{
 			Function: k, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1}, Args: new(driver.Args).Ptr(1).Uint32(2).Struct(make([]byte, 12), 4),
 		}
 		for range streams {
-			s, err := x.v.NewStream(driver.StreamOptions{})
+			s, err := x.v.NewStream()
 			require.NoError(t, err)
 			closers = append(closers, s)
 			lines = append(lines, []command{
@@ -503,13 +475,10 @@ func TestFirstCommands(t *testing.T) {
 func TestRegisterTwice(t *testing.T) {
 	f := newFake(1)
 	x := newFixture(t, f)
-	other, err := New(f, nil)
-	require.NoError(t, err)
+	other := must.Get(New(f, nil))
 	room := make([]byte, 100)
-	a, err := x.d.RegisterHost(room)
-	require.NoError(t, err)
-	b, err := other.RegisterHost(room)
-	require.NoError(t, err)
+	a := must.Get(x.d.RegisterHost(room))
+	b := must.Get(other.RegisterHost(room))
 	require.Equal(t, 1, f.live["registration"])
 	require.Equal(t, 1, f.count("HostRegister"))
 	require.NoError(t, a.Close())
@@ -543,8 +512,7 @@ func TestParameters(t *testing.T) {
 	for _, noParam := range []bool{false, true} {
 		x := newFixture(t, newFake(1))
 		x.f.noParam = noParam
-		m, err := x.v.Load([]byte(ptx))
-		require.NoError(t, err)
+		m := must.Get(x.v.Load([]byte(ptx)))
 		f, err := m.Function("f")
 		require.NoError(t, err)
 		launch := func(a *driver.Args, block uint32) error {
@@ -587,8 +555,7 @@ func TestKeep(t *testing.T) {
 	require.Equal(t, 6, x.f.count("FunctionLoad"))
 	calls := x.f.calls
 	for _, v := range []*Device{x.v, w, x.v} {
-		m, err := v.Load(slices.Clone([]byte(ptx)))
-		require.NoError(t, err)
+		m := must.Get(v.Load(slices.Clone([]byte(ptx))))
 		f, err := m.Function("f")
 		require.NoError(t, err)
 		require.Equal(t, v.index, f.Device().Index)
@@ -600,13 +567,9 @@ func TestKeep(t *testing.T) {
 		refused(t, err, "Blocks", driver.ErrClosed)
 	}
 	require.Equal(t, calls, x.f.calls, "nothing was asked of CUDA")
-	m, err := x.v.Load([]byte(ptx))
-	require.NoError(t, err)
-	f, err := m.Function("another")
-	require.NoError(t, err)
-	require.Equal(t, "another", f.Name())
-	other, err := x.v.Load([]byte(ptx + "\n"))
-	require.NoError(t, err)
+	m := must.Get(x.v.Load([]byte(ptx)))
+	require.Equal(t, "another", must.Get(m.Function("another")).Name())
+	other := must.Get(x.v.Load([]byte(ptx + "\n")))
 	require.Equal(t, 3, x.f.count("ModuleLoad"), "another image")
 	require.NoError(t, other.Close())
 	require.Equal(t, 1, x.f.count("ModuleUnload"))
@@ -661,8 +624,7 @@ func TestKeepFails(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, x.f.live["module"])
 	require.Zero(t, x.f.count("FunctionAttribute"), "the function could not be loaded")
-	_, err = m.Function("f")
-	require.NoError(t, err)
+	must.Get(m.Function("f"))
 	x.end(m)
 	x = newFixture(t, newFake(1))
 	x.d.Keep([]byte("text"), "f")
@@ -670,8 +632,7 @@ func TestKeepFails(t *testing.T) {
 	refused(t, err, "Load", driver.ErrImage)
 	x.d.Keep([]byte(ptx))
 	x.f.at, x.f.with, x.f.sticky = x.f.calls+1, 700, true
-	_, err = x.s.Record()
-	require.ErrorIs(t, err, driver.ErrDeviceLost)
+	require.ErrorIs(t, must.Err(x.s.Record()), driver.ErrDeviceLost)
 	x.f.at = 0
 	_, err = x.v.Load([]byte(ptx))
 	refused(t, err, "Load", driver.ErrDeviceLost)
@@ -695,9 +656,7 @@ func TestImages(t *testing.T) {
 	over := slices.Clone(fat)
 	binary.LittleEndian.PutUint64(over[8:], 1<<64-1)
 	for _, good := range [][]byte{[]byte(ptx), []byte(ptx + "\x00"), elf, fat} {
-		m, err := x.v.Load(good)
-		require.NoError(t, err)
-		require.NoError(t, m.Close())
+		require.NoError(t, must.Get(x.v.Load(good)).Close())
 	}
 	for _, bad := range [][]byte{nil, []byte("text"), []byte(ptx + "\x00x"), elf[:20], long, huge, fat[:9], cut, over} {
 		_, err := x.v.Load(bad)
@@ -725,15 +684,13 @@ func TestEvents(t *testing.T) {
 	_, err = e.Done()
 	refused(t, err, "Done", driver.ErrClosed)
 	for range 10 {
-		e, err := x.s.Record()
-		require.NoError(t, err)
+		e := must.Get(x.s.Record())
 		e.Release()
 	}
 	require.Equal(t, 1, x.f.count("EventCreate"), "events come from a pool")
 
 	y := newFixture(t, newFake(1))
-	other, err := y.s.Record()
-	require.NoError(t, err)
+	other := must.Get(y.s.Record())
 	refused(t, x.s.Wait(other), "Wait", driver.ErrInvalid)
 	refused(t, x.s.Wait(nil), "Wait", driver.ErrInvalid)
 	other.Release()
@@ -746,8 +703,7 @@ func TestLeaks(t *testing.T) {
 	x.alloc(x.v, 1)
 	_, err := x.d.AllocHost(1)
 	require.NoError(t, err)
-	_, err = x.v.Load([]byte(ptx))
-	require.NoError(t, err)
+	must.Get(x.v.Load([]byte(ptx)))
 	require.ErrorContains(t, x.d.Close(), "driver: Close: not closed before: [memory: 1 module: 1 page-locked memory: 1 stream: 1]")
 	require.Empty(t, x.f.left(), "and then it was")
 	_, err = x.s.Record()
@@ -772,7 +728,7 @@ func scenario(d *Driver) (err error) {
 	if err != nil {
 		return err
 	}
-	s, err := v.NewStream(driver.StreamOptions{})
+	s, err := v.NewStream()
 	if err := keep(s, err); err != nil {
 		return err
 	}
@@ -865,8 +821,7 @@ func TestFaults(t *testing.T) {
 			// When the devices met: copies do without.
 		default:
 			require.Error(t, err, "call %d, %s", k, f.failed)
-			var e *driver.Error
-			require.ErrorAs(t, err, &e, "call %d, %s", k, f.failed)
+			e := must.As[*driver.Error](t, err, "call %d, %s", k, f.failed)
 			require.Equal(t, 304, e.Code, "call %d, %s: %v", k, f.failed, err)
 		}
 		if !slices.Contains(giveBack, f.failed) && !restored {
@@ -947,17 +902,14 @@ func TestGoroutines(t *testing.T) {
 // TestSteadyState holds what a copy, a launch and an edge allocate: nothing.
 func TestSteadyState(t *testing.T) {
 	x := newFixture(t, newFake(1))
-	m, err := x.v.Load([]byte(ptx))
-	require.NoError(t, err)
-	f, err := m.Function("f")
-	require.NoError(t, err)
+	m := must.Get(x.v.Load([]byte(ptx)))
+	f := must.Get(m.Function("f"))
 	mem := x.alloc(x.v, 100)
 	l := &driver.Launch{
 		Function: f, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 1},
 		Args: new(driver.Args).Ptr(1).Uint32(2).Struct(make([]byte, 12), 4),
 	}
-	g, err := driver.Capture(x.s, func() error { return x.s.Launch(l) })
-	require.NoError(t, err)
+	g := must.Get(driver.Capture(x.s, func() error { return x.s.Launch(l) }))
 	x.f.names = make([]string, 0, 1<<16)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		e, _ := x.s.Record()

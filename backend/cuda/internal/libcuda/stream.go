@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -96,7 +97,7 @@ func holdFirst() bool {
 }
 
 // NewStream returns a stream.
-func (v *Device) NewStream(o driver.StreamOptions) (driver.Stream, error) {
+func (v *Device) NewStream(o ...driver.StreamOptions) (driver.Stream, error) {
 	const call = "NewStream"
 	before, err := v.begin(call)
 	if err != nil {
@@ -108,7 +109,7 @@ func (v *Device) NewStream(o driver.StreamOptions) (driver.Stream, error) {
 		return nil, v.fail(call, "cuCtxGetStreamPriorityRange", r)
 	}
 	priority := least
-	if o.High {
+	if option.Last(o).High {
 		priority = greatest
 	}
 	h, r := v.d.api.StreamCreate(streamNonBlocking, priority)

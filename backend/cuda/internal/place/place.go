@@ -1,9 +1,8 @@
-// Package place tells where the elements of a tensor lie in memory of a device, and which streams use it.
+// Package place tells where the elements of a tensor lie in memory of a device, and which stream uses it.
 package place
 
 import (
 	"cmp"
-	"context"
 	"slices"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -33,7 +32,7 @@ type Place struct {
 func Of(t *tensor.Tensor) *Place {
 	m := t.Memory()
 	p := &Place{T: t, Dev: t.Device().Index, Base: m.(interface{ Ptr() driver.Ptr }).Ptr()}
-	if s, ok := m.(Streamer); ok {
+	if s, ok := m.(driver.Streamer); ok {
 		p.Stream = s.Stream()
 	}
 	es := t.DType().Size()
@@ -240,20 +239,21 @@ func Start(t *tensor.Tensor) driver.Ptr {
 	return t.Memory().(interface{ Ptr() driver.Ptr }).Ptr() + driver.Ptr(t.Offset()*t.DType().Size())
 }
 
-type StreamsKey struct{}
-
-// CallStreams are the streams that a call's context has.
-type CallStreams struct {
-	Before []driver.Stream // the operation comes after what they have been given
-	In     driver.Stream   // and before what this one is given later; may be nil
-	Beside bool            // it leaves multiprocessors to kernels that they are given later
+// InOrder returns where the elements of tensors lie, one tensor after the other, on a device; false if they do not.
+func InOrder(ts []*tensor.Tensor, dev int) (at driver.Ptr, bytes int, ok bool) {
+	ok = true
+	for _, t := range ts {
+		n := t.ByteLen()
+		if n == 0 {
+			continue
+		}
+		if t.Device() != (tensor.Device{Type: tensor.CUDA, Index: dev}) || !t.IsContiguous() || bytes > 0 && Start(t) != at+driver.Ptr(bytes) {
+			ok = false
+		}
+		if ok && bytes == 0 {
+			at = Start(t)
+		}
+		bytes += n
+	}
+	return at, bytes, ok
 }
-
-// StreamsOf returns what WithStreams or InStream put into ctx, nil if they were not called.
-func StreamsOf(ctx context.Context) *CallStreams {
-	s, _ := ctx.Value(StreamsKey{}).(*CallStreams)
-	return s
-}
-
-// Streamer is memory that knows which stream uses it.
-type Streamer interface{ Stream() driver.Stream }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -58,10 +59,8 @@ func TestSpans(t *testing.T) {
 // TestUses holds that few runs count as used one by one, and of many all between them.
 func TestUses(t *testing.T) {
 	for _, n := range []int{1, mostRuns, mostRuns + 1} {
-		whole, err := tensor.OnDevice(tensor.Int16, huge{1 << 20, 6 * n}, 3*n)
-		require.NoError(t, err)
-		column, err := whole.AsStrided([]int{n}, []int{3}, 1)
-		require.NoError(t, err)
+		whole := must.Get(tensor.OnDevice(tensor.Int16, huge{1 << 20, 6 * n}, 3*n))
+		column := must.Get(whole.AsStrided([]int{n}, []int{3}, 1))
 		var all []Span
 		Of(column).Uses(func(s Span) { all = append(all, s) })
 		if n > mostRuns {

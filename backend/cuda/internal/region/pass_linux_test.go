@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestPass opens a region as a process in another PID namespace does, which cannot open the file through /proc.
@@ -19,19 +21,16 @@ func TestPass(t *testing.T) {
 	name := r.Name
 	var all []*Region
 	for range 3 {
-		o, err := Open(name, PageSize)
-		require.NoError(t, err)
+		o := must.Get(Open(name, PageSize))
 		all = append(all, o)
 	}
 	r.Word(8).Store(5)
 	for _, o := range all {
 		require.EqualValues(t, 5, o.Word(8).Load())
 	}
-	_, err = Open(name, 2*PageSize)
-	require.ErrorContains(t, err, "has 4096 bytes")
+	require.ErrorContains(t, must.Err(Open(name, 2*PageSize)), "has 4096 bytes")
 	require.NoError(t, r.Hide())
-	_, err = Open(name, PageSize)
-	require.ErrorContains(t, err, "no such process; asking process")
+	require.ErrorContains(t, must.Err(Open(name, PageSize)), "no such process; asking process")
 	for _, o := range append(all, r) {
 		require.NoError(t, o.Leave())
 	}

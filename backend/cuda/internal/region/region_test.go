@@ -17,6 +17,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 const size = 3 * region.PageSize
@@ -26,9 +27,7 @@ const lonely = runtime.GOOS != "linux"
 
 func newRegion(t *testing.T) *region.Region {
 	t.Helper()
-	r, err := region.New(size)
-	require.NoError(t, err)
-	return r
+	return must.Get(region.New(size))
 }
 
 // otherProcesses has this process open regions as another one does.
@@ -55,10 +54,8 @@ func TestOneProcess(t *testing.T) {
 	require.EqualValues(t, 7, b.Bytes[8]|b.Bytes[11])
 	name := b.Name
 	require.NoError(t, b.Leave())
-	_, err = region.Open(name, size)
-	require.Error(t, err)
-	_, err = region.Open("", size)
-	require.ErrorContains(t, err, "there is none")
+	require.Error(t, must.Err(region.Open(name, size)))
+	require.ErrorContains(t, must.Err(region.Open("", size)), "there is none")
 }
 
 // TestOtherMapping: two mappings of one region have the same bytes. Nobody can make the region smaller.
@@ -80,8 +77,7 @@ func TestOtherMapping(t *testing.T) {
 	// Without a name nobody can come any more, and who is there stays.
 	require.NoError(t, a.Hide())
 	require.NoError(t, a.Hide())
-	_, err = region.Open(a.Name, size)
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, must.Err(region.Open(a.Name, size)), os.ErrNotExist)
 	require.EqualValues(t, 3, a.Word(size-4).Load())
 	require.NoError(t, a.Leave())
 	require.EqualValues(t, 3, b.Word(size-4).Load())
@@ -113,14 +109,12 @@ func TestKilled(t *testing.T) {
 	if lonely {
 		t.Skip("processes share no memory on this system")
 	}
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, self, "-test.run=^TestKilled$", "-test.v")
 	cmd.Env = append(os.Environ(), child+"=1")
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	out := must.Get(cmd.StdoutPipe())
 	require.NoError(t, cmd.Start())
 	var name string
 	for lines := bufio.NewScanner(out); name == "" && lines.Scan(); {
@@ -131,18 +125,15 @@ func TestKilled(t *testing.T) {
 	r, err := region.Open(name, size)
 	require.NoError(t, err, "while it lives: %q", name)
 	require.EqualValues(t, 5, r.Word(0).Load())
-	_, err = region.Open(name, 2*size)
-	require.Error(t, err)
+	require.Error(t, must.Err(region.Open(name, 2*size)))
 	require.NoError(t, cmd.Process.Kill())
 	require.Error(t, cmd.Wait())
 	require.EqualValues(t, 5, r.Word(0).Load(), "who has mapped it keeps it")
 	require.NoError(t, r.Leave())
-	_, err = region.Open(name, size)
-	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorIs(t, must.Err(region.Open(name, size)), os.ErrNotExist)
 	id := name[strings.LastIndex(name, "/")+1:]
 	for _, dir := range []string{"/dev/shm", os.TempDir()} {
-		files, err := os.ReadDir(dir)
-		require.NoError(t, err)
+		files := must.Get(os.ReadDir(dir))
 		for _, f := range files {
 			require.NotContains(t, f.Name(), id, "in %s", dir)
 		}
@@ -166,12 +157,10 @@ func TestHostileNames(t *testing.T) {
 		fmt.Sprintf("%s/%s/%s", part[0], part[1], "other"):   "other",
 		strings.Repeat("9", 1<<16):                           "no name of shared memory",
 	} {
-		_, err := region.Open(name, size)
-		require.ErrorContains(t, err, why, "%.40q", name)
+		require.ErrorContains(t, must.Err(region.Open(name, size)), why, "%.40q", name)
 	}
 	// The process passes the region that has the id.
-	r, err := region.Open(fmt.Sprintf("%s/%d/%s", part[0], null.Fd(), part[2]), size)
-	require.NoError(t, err)
+	r := must.Get(region.Open(fmt.Sprintf("%s/%d/%s", part[0], null.Fd(), part[2]), size))
 	a.Word(4).Store(7)
 	require.EqualValues(t, 7, r.Word(4).Load())
 	require.NoError(t, r.Leave())
@@ -181,9 +170,7 @@ func TestHostileNames(t *testing.T) {
 func TestRefused(t *testing.T) {
 	otherProcesses(t)
 	open := func() int {
-		files, err := os.ReadDir("/proc/self/fd")
-		require.NoError(t, err)
-		return len(files)
+		return len(must.Get(os.ReadDir("/proc/self/fd")))
 	}
 	a := newRegion(t)
 	before := region.Before
@@ -201,12 +188,10 @@ func TestRefused(t *testing.T) {
 			return refused
 		}
 		if call != "open" {
-			_, err := region.New(size)
-			require.ErrorIs(t, err, refused, call)
+			require.ErrorIs(t, must.Err(region.New(size)), refused, call)
 		}
 		if call == "open" || call == "mmap" {
-			_, err := region.Open(a.Name, size)
-			require.ErrorIs(t, err, refused, call)
+			require.ErrorIs(t, must.Err(region.Open(a.Name, size)), refused, call)
 		}
 		require.NotZero(t, asked, call)
 		require.Equal(t, left, open(), call)
@@ -219,13 +204,9 @@ func TestRefused(t *testing.T) {
 func TestLock(t *testing.T) {
 	r := newRegion(t)
 	for range 2 {
-		d, err := sim.Open(sim.Config{})
-		require.NoError(t, err)
-		m, err := r.Lock(d)
-		require.NoError(t, err)
-		again, err := r.Lock(d)
-		require.NoError(t, err)
-		require.Same(t, m, again)
+		d := must.Get(sim.Open(sim.Config{}))
+		m := must.Get(r.Lock(d))
+		require.Same(t, m, must.Get(r.Lock(d)))
 		m.Store32(4, 0x01020304)
 		require.EqualValues(t, 0x01020304, r.Word(4).Load())
 		require.True(t, bytes.Equal(m.Bytes(), r.Bytes))

@@ -5,6 +5,8 @@ import (
 	"testing/fstest"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestReserve makes regions in a cgroup that is near its limit: the system would end the process.
@@ -19,8 +21,6 @@ func TestReserve(t *testing.T) {
 	_, err := New(4 << 20)
 	require.ErrorContains(t, err, "4194304 bytes of shared memory: the system, a limit of the process or its cgroup leaves 4194304 bytes")
 	for _, n := range []int{2 << 20, PageSize} {
-		r, err := New(n)
-		require.NoError(t, err)
-		require.NoError(t, r.Leave())
+		require.NoError(t, must.Get(New(n)).Leave())
 	}
 }

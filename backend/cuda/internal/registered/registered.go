@@ -9,14 +9,16 @@
 package registered
 
 import (
+	"context"
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
-	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/internal/pool"
 )
 
 // The page of a rank. Words that others wait for have lines of their own.
@@ -333,12 +335,21 @@ func (r *Registry) forget(x *mapping) error {
 	return err
 }
 
-// Close lets go of the other ranks' memory. This rank's kernels must have ended.
+// closeLimit is how long Close waits for words that its stream writes. Nothing comes before them there.
+const closeLimit = time.Second
+
+// Close lets go of the other ranks' memory. This rank's kernels must have ended. The words in the window may still be on
+// their way: the window is freed next.
 func (r *Registry) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeLimit)
+	defer cancel()
 	var errs []error
 	for p := range r.theirs {
 		for i := range r.theirs[p].entries {
 			if x := &r.theirs[p].entries[i]; x.m != nil {
+				if x.event != nil {
+					errs = append(errs, x.event.Sync(ctx))
+				}
 				errs = append(errs, r.forget(x))
 			}
 		}

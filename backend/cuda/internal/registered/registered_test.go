@@ -14,10 +14,11 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
-	"github.com/c10d-go/c10d/backend/cuda/internal/pool"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/backend/cuda/internal/registered"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/pool"
 )
 
 // rank is a rank of a test.
@@ -40,26 +41,22 @@ func ranks(t *testing.T, n int, apart bool) (all []*rank) {
 		if i > 0 && !apart {
 			x.d = all[0].d
 		} else {
-			x.d, err = m.Process(fmt.Sprint("process ", i))
-			require.NoError(t, err)
+			x.d = must.Get(m.Process(fmt.Sprint("process ", i)))
 			t.Cleanup(func() { require.NoError(t, x.d.Close()) })
 		}
-		x.v, err = x.d.Device(i)
-		require.NoError(t, err)
+		x.v = must.Get(x.d.Device(i))
 		w, err := window.New(t.Context(), window.Options{Driver: x.d, Device: x.v, Rank: i, Ranks: n, Channels: 1, Depth: 8})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, w.Close()) })
 		windows = append(windows, w)
-		page, err := region.New(registered.Bytes)
-		require.NoError(t, err)
+		page := must.Get(region.New(registered.Bytes))
 		t.Cleanup(func() { require.NoError(t, page.Leave()) })
 		pages = append(pages, page)
 		all = append(all, x)
 	}
 	connect(t, windows)
 	for i, x := range all {
-		x.r, err = registered.New(windows[i], pages, 0)
-		require.NoError(t, err)
+		x.r = must.Get(registered.New(windows[i], pages, 0))
 	}
 	// The windows free their memory when all have let go of it.
 	t.Cleanup(func() {
@@ -113,8 +110,7 @@ func look(all ...*rank) {
 
 func alloc(t *testing.T, x *rank) driver.Memory {
 	t.Helper()
-	m, err := x.v.Alloc(1 << 12)
-	require.NoError(t, err)
+	m := must.Get(x.v.Alloc(1 << 12))
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	return m
 }
@@ -135,8 +131,7 @@ func TestUse(t *testing.T) {
 		require.Equal(t, 1, to.Region)
 		require.Equal(t, m.Ptr(), to.At)
 
-		part, err := all[0].v.Borrow(m.Ptr()+256, 256)
-		require.NoError(t, err)
+		part := must.Get(all[0].v.Borrow(m.Ptr()+256, 256))
 		require.Zero(t, all[0].r.Use(part, 1, false).Region)
 		look(all...)
 		require.Equal(t, 2, all[0].r.Use(part, 1, false).Region, "a part of memory is memory")

@@ -140,9 +140,56 @@ func (w *Window) arrange(ctx context.Context, exchange Exchange, all []greeting)
 		}
 	}
 	if w.order = RingOrder(links); w.order == nil {
+		w.cliques = Cliques(links)
 		return w.wrap(fmt.Errorf("%s", missing(links)), "no ring of the ranks")
 	}
 	return nil
+}
+
+// Cliques returns the number of each rank's clique: of ranks that all reach each other, MostRanks at most. It is known
+// when Connect has found no ring, the same for all ranks. Nil means that no two ranks reach each other, or that the
+// ranks do not know.
+func (w *Window) Cliques() []int { return w.cliques }
+
+// Cliques is Window.Cliques for links as RingOrder has them. It takes the largest clique first, and of some that are as
+// large the one without the last ranks.
+func Cliques(links [][]uint16) []int {
+	reach := make([]uint32, len(links)) // the ranks that a rank reaches, and that reach it
+	for a := range links {
+		for b := range links {
+			if links[a][b] != apart && links[b][a] != apart {
+				reach[a] |= 1 << b
+			}
+		}
+	}
+	numbers := make([]int, len(links))
+	for n, left := 0, uint32(1)<<len(links)-1; left != 0; n++ {
+		best, most := uint32(0), 0
+		for set := left; set != 0; set = (set - 1) & left {
+			all, size := set, bits.OnesCount32(set)
+			if size < most || size > MostRanks {
+				continue
+			}
+			for r := range links {
+				if set>>r&1 != 0 {
+					all &= reach[r]
+				}
+			}
+			if all == set {
+				best, most = set, size
+			}
+		}
+		if n == 0 && most < 2 {
+			return nil
+		}
+		for r := range links {
+			if best>>r&1 != 0 {
+				numbers[r] = n
+			}
+		}
+		left &^= best
+	}
+	return numbers
 }
 
 // missing says which ranks do not reach others.

@@ -13,6 +13,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 const none = math.MaxUint16
@@ -113,14 +114,35 @@ func TestRingOrderEnds(t *testing.T) {
 	require.Nil(t, window.RingOrder(links(16, func(a, b int) uint16 { return none * uint16(one((a < 7) == (b < 7))) })))
 }
 
+// TestCliques holds which ranks of some machines reach each other.
+func TestCliques(t *testing.T) {
+	apart := func(ranks int, f func(a, b int) bool) [][]uint16 {
+		return links(ranks, func(a, b int) uint16 { return none * uint16(one(f(a, b))) })
+	}
+	for name, c := range map[string]struct {
+		links [][]uint16
+		want  []int
+	}{
+		"two quads":        {apart(8, func(a, b int) bool { return a/4 != b/4 }), []int{0, 0, 0, 0, 1, 1, 1, 1}},
+		"in turn, and one": {apart(5, func(a, b int) bool { return a%2 != b%2 }), []int{0, 1, 0, 1, 0}},
+		"a link between":   {apart(6, func(a, b int) bool { return a/3 != b/3 && a+b != 3 }), []int{0, 0, 0, 1, 1, 1}},
+		"a chain":          {apart(4, func(a, b int) bool { return (a-b)*(a-b) != 1 }), []int{0, 0, 1, 1}},
+		"a star":           {apart(4, func(a, b int) bool { return a != 2 && b != 2 }), []int{0, 1, 0, 2}},
+		"one way":          {apart(4, func(a, b int) bool { return a/2 != b/2 || a == 1 && b == 0 }), []int{1, 2, 0, 0}},
+		"nine":             {apart(10, func(a, b int) bool { return a == 0 || b == 0 }), []int{1, 0, 0, 0, 0, 0, 0, 0, 0, 2}},
+		"nobody":           {apart(16, func(a, b int) bool { return true }), nil},
+	} {
+		require.Equal(t, c.want, window.Cliques(c.links), name)
+	}
+}
+
 // ringWindows makes windows of a ring.
 func (h host) ringWindows(t *testing.T) (all []*window.Window) {
 	t.Helper()
 	for r := range h.d {
 		o := h.options(t, r, r)
 		o.RingChannels, o.Next = 2, true
-		w, err := window.New(t.Context(), o)
-		require.NoError(t, err)
+		w := must.Get(window.New(t.Context(), o))
 		t.Cleanup(func() { require.NoError(t, w.Close()) })
 		all = append(all, w)
 	}

@@ -203,6 +203,8 @@ type Window struct {
 	peers []int // devices that enable has made reachable
 	order []int // of the ring
 
+	cliques []int // if there is none
+
 	connected, closed bool
 	busy              bool // the device may still use the memory
 	aborted           atomic.Bool
@@ -684,6 +686,9 @@ func (w *Window) Abort() {
 		}
 	}
 }
+
+// Aborted reports whether Abort was called.
+func (w *Window) Aborted() bool { return w.aborted.Load() }
 
 // Err returns what a kernel reported, a *Failure, or ErrAborted, or nil while all is well.
 func (w *Window) Err() error {

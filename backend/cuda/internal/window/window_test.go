@@ -14,6 +14,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -26,8 +27,7 @@ type host struct {
 
 func newHost(t *testing.T, c sim.Config, ranks int, apart bool) host {
 	t.Helper()
-	m, err := sim.New(c)
-	require.NoError(t, err)
+	m := must.Get(sim.New(c))
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	h := host{m: m}
 	for r := range ranks {
@@ -35,8 +35,7 @@ func newHost(t *testing.T, c sim.Config, ranks int, apart bool) host {
 			h.d = append(h.d, h.d[0])
 			continue
 		}
-		d, err := m.Process(fmt.Sprint("process ", r))
-		require.NoError(t, err)
+		d := must.Get(m.Process(fmt.Sprint("process ", r)))
 		t.Cleanup(func() { require.NoError(t, d.Close()) })
 		h.d = append(h.d, d)
 	}
@@ -45,8 +44,7 @@ func newHost(t *testing.T, c sim.Config, ranks int, apart bool) host {
 
 func (h host) options(t *testing.T, rank, device int) window.Options {
 	t.Helper()
-	v, err := h.d[rank].Device(device)
-	require.NoError(t, err)
+	v := must.Get(h.d[rank].Device(device))
 	return window.Options{Driver: h.d[rank], Device: v, Rank: rank, Ranks: len(h.d), Channels: 2, Depth: 8}
 }
 
@@ -54,8 +52,7 @@ func (h host) options(t *testing.T, rank, device int) window.Options {
 func (h host) make(t *testing.T) (all []*window.Window) {
 	t.Helper()
 	for r := range h.d {
-		w, err := window.New(t.Context(), h.options(t, r, r))
-		require.NoError(t, err)
+		w := must.Get(window.New(t.Context(), h.options(t, r, r)))
 		t.Cleanup(func() { require.NoError(t, w.Close()) })
 		all = append(all, w)
 	}
@@ -100,11 +97,9 @@ func connect(t *testing.T, all []*window.Window) []error {
 // read returns words of device memory, through page-locked memory.
 func read(t *testing.T, d driver.Driver, v driver.Device, p driver.Ptr, n int) []byte {
 	t.Helper()
-	s, err := v.NewStream(driver.StreamOptions{})
-	require.NoError(t, err)
+	s := must.Get(v.NewStream())
 	defer s.Close()
-	h, err := d.AllocHost(n)
-	require.NoError(t, err)
+	h := must.Get(d.AllocHost(n))
 	defer h.Close()
 	require.NoError(t, s.Copy(h.Ptr(), p, n))
 	settle(t, s)
@@ -113,8 +108,7 @@ func read(t *testing.T, d driver.Driver, v driver.Device, p driver.Ptr, n int) [
 
 func settle(t *testing.T, s driver.Stream) {
 	t.Helper()
-	e, err := s.Record()
-	require.NoError(t, err)
+	e := must.Get(s.Record())
 	defer e.Release()
 	require.NoError(t, e.Sync(t.Context()))
 }
@@ -141,8 +135,7 @@ func TestConnect(t *testing.T) {
 				}
 				// Each rank writes its number into its ring and its credit at each peer.
 				for r, w := range all {
-					s, err := w.Device().NewStream(driver.StreamOptions{})
-					require.NoError(t, err)
+					s := must.Get(w.Device().NewStream())
 					for p := range ranks {
 						if p == r {
 							continue
@@ -202,8 +195,7 @@ func TestConnectFails(t *testing.T) {
 		for r := range 2 {
 			o := h.options(t, r, r)
 			o.Depth = 4 << r
-			w, err := window.New(t.Context(), o)
-			require.NoError(t, err)
+			w := must.Get(window.New(t.Context(), o))
 			defer w.Close()
 			all = append(all, w)
 		}
@@ -284,13 +276,11 @@ func TestOptions(t *testing.T) {
 	} {
 		o := h.options(t, 0, 0)
 		c.change(&o)
-		_, err := window.New(t.Context(), o)
-		require.ErrorContains(t, err, c.why)
+		require.ErrorContains(t, must.Err(window.New(t.Context(), o)), c.why)
 	}
 	o := h.options(t, 0, 0)
 	o.Channels, o.Depth = 0, 0
-	w, err := window.New(t.Context(), o)
-	require.NoError(t, err)
+	w := must.Get(window.New(t.Context(), o))
 	channels, depth := w.Shape()
 	require.Equal(t, [2]int{2048, 16}, [2]int{channels, depth})
 	require.NoError(t, w.Close())
@@ -309,16 +299,14 @@ func TestAbort(t *testing.T) {
 	w.Abort()
 	require.ErrorIs(t, w.Err(), window.ErrAborted)
 	// What a kernel reports comes before that.
-	s, err := w.Device().NewStream(driver.StreamOptions{})
-	require.NoError(t, err)
+	s := must.Get(w.Device().NewStream())
 	for i, v := range []uint32{2, 1, 7, 9} {
 		require.NoError(t, s.WriteValue(w.Own().Host+4+driver.Ptr(4*i), v))
 	}
 	require.NoError(t, s.Memset(w.Own().Slots, 5, 100))
 	require.NoError(t, s.WriteValue(w.Own().Failed, 1))
 	settle(t, s)
-	var f *window.Failure
-	require.ErrorAs(t, w.Err(), &f)
+	f := must.As[*window.Failure](t, w.Err())
 	require.Equal(t, window.Failure{Peer: 1, Channel: 7, Tile: 9}, *f)
 	require.EqualError(t, f, "window: a kernel of rank 0 on device 0 waited too long for rank 1 (channel 7, tile 9)")
 	require.NoError(t, errors.Join(together(2, func(r int, e window.Exchange) error { return all[r].Reset(t.Context(), e) })...))
@@ -337,8 +325,7 @@ func TestSharedDevice(t *testing.T) {
 	h := newHost(t, sim.Config{Devices: 2}, 3, true)
 	var all []*window.Window
 	for r, device := range []int{0, 1, 1} {
-		w, err := window.New(t.Context(), h.options(t, r, device))
-		require.NoError(t, err)
+		w := must.Get(window.New(t.Context(), h.options(t, r, device)))
 		defer func() { require.NoError(t, w.Close()) }()
 		all = append(all, w)
 	}

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport"
+	"github.com/c10d-go/c10d/work"
 )
 
 const (
@@ -17,14 +17,37 @@ const (
 	// answers of a diagnosis are below 12 KiB/s.
 	linkMoves = 32 << 10
 
+	// linkSilent is how long a rank must not have answered another one, until the link between
+	// them counts as broken if both answer others.
+	linkSilent = 1500 * time.Millisecond
+
+	// silentFactor is how many times as long as the quickest other answer of either end a link must be
+	// silent. Ranks that wait for a CPU answer late, and not never.
+	silentFactor = 4
+
 	// tableRows is how many pairs of ranks a table shows. Five rows fit into transport.MaxWords.
 	tableRows = 4
 )
 
+// Call is an operation that waits for other ranks.
+type Call struct {
+	Op         work.OpType
+	Seq        uint64
+	Collective bool
+	Number     uint64 // which collective this is, counted from 0
+	Tag        uint32 // of a send or a receive
+	Peer       int    // of a send or a receive, or the rank that it waits for; less than 0 if that is unknown
+
+	Since  time.Time // when it began to wait
+	Until  time.Time // when its time is over
+	Latest time.Time // when it ends at the latest
+	Turn   int       // if it is not 0, others know more: this rank blames nobody before Latest
+}
+
 // evidence is what ranks have answered about a call.
 type evidence struct {
 	self       int
-	hosts      *plan.Layout  // nil if no two ranks are on one host, or if that is unknown
+	hosts      []int         // by rank: the number of its host; nil if all are on one, or if that is unknown
 	checks     bool          // the group's calls are checks, see backend.Options.Checks
 	call       Call          // that judge is about
 	silentFrom time.Duration // takes the place of linkSilent if there is less time
@@ -194,11 +217,8 @@ func (e *evidence) silent() (ranks []int) {
 
 // beside returns the other ranks on the host of a rank, nil if all are on one host.
 func (e *evidence) beside(rank int) (others []int) {
-	if e.hosts == nil || e.hosts.Hosts() == 1 {
-		return nil
-	}
-	for _, r := range e.hosts.Members(e.hosts.Host(rank)) {
-		if r != rank {
+	for r, host := range e.hosts {
+		if r != rank && host == e.hosts[rank] {
 			others = append(others, r)
 		}
 	}
@@ -207,8 +227,11 @@ func (e *evidence) beside(rank int) (others []int) {
 
 // onHost returns the first rank on the host of a rank, or the rank if all are on one host.
 func (e *evidence) onHost(rank int) int {
-	if e.hosts == nil || e.hosts.Hosts() == 1 {
+	if e.hosts == nil {
 		return rank
 	}
-	return e.hosts.Members(e.hosts.Host(rank))[0]
+	return slices.Index(e.hosts, e.hosts[rank])
 }
+
+// isSilent reports whether a peer should have answered and has not.
+func isSilent(h transport.Health) bool { return h.Native && !h.Answered && !h.Departed }

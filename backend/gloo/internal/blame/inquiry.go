@@ -2,26 +2,19 @@ package blame
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
-	"github.com/c10d-go/c10d/internal/plan"
 	"github.com/c10d-go/c10d/internal/transport"
-	"github.com/c10d-go/c10d/work"
 )
 
 const (
-	// AskFor is how long a rank waits for the others' answers before it says that a rank does not
-	// answer. A rank whose operation runs out of time asks leastRounds times, mostly twice in that
-	// time, before it blames a rank or a link.
-	AskFor      = 350 * time.Millisecond
-	leastRounds = 6
+	// AskFor is how long a rank that waits, but not yet runs out of time, waits for the others' answers.
+	AskFor = 350 * time.Millisecond
 
-	// idleRounds is how often to ask before blaming a rank that waits for nobody. If it waits in
-	// another group, it finds the broken link itself in leastRounds.
-	idleRounds = leastRounds + 2
-
-	// A rank begins to ask LeadMost before an operation's time is over, or after half of that time.
-	LeadMost = idleRounds * AskFor / 2
+	// A rank begins to ask leadMost before an operation's time is over, or after half of that time. On two CPUs with
+	// a load of 28, a rank that was alive took longer than 1.4 s to be heard.
+	leadMost = 4 * time.Second
 
 	// It blames somebody at the latest a part of the grace after that time. The grace is 0.3 s, or a tenth
 	// of the time. The part is larger if others know more and come first, see Call.Turn.
@@ -36,21 +29,8 @@ const (
 	leastAnswer = 120 * time.Millisecond
 )
 
-// Call is an operation that waits for other ranks.
-type Call struct {
-	Op         work.OpType
-	Collective bool
-	Number     uint64 // which collective this is, counted from 0
-	Tag        uint32 // of a send or a receive
-	Peer       int    // of a send or a receive, or the rank that it waits for; less than 0 if that is unknown
-
-	Until  time.Time // when its time is over
-	Latest time.Time // when it ends at the latest
-	Turn   int       // if it is not 0, others know more: this rank blames nobody before Latest
-}
-
 // Lead returns how long before its end a call with a limit makes its rank ask the others.
-func Lead(limit time.Duration) time.Duration { return max(0, min(limit/2, LeadMost)) }
+func Lead(limit time.Duration) time.Duration { return max(0, min(limit/2, leadMost)) }
 
 // Grace returns how long after its end a call with a limit may still be open.
 func Grace(limit time.Duration, turn int) time.Duration {
@@ -75,9 +55,12 @@ type Inquiry struct {
 	waited time.Duration // for a CPU, since begun
 }
 
-// New returns an inquiry of rank self. Hosts is nil if no two ranks are on one host, or if that is unknown. With checks
+// New returns an inquiry of rank self. Hosts is the number of each rank's host, nil if that is unknown. With checks
 // the calls of the group are not the program's, but checks of these.
-func New(self int, hosts *plan.Layout, checks bool, now time.Time) *Inquiry {
+func New(self int, hosts []int, checks bool, now time.Time) *Inquiry {
+	if len(hosts) > 0 && slices.Max(hosts) == slices.Min(hosts) {
+		hosts = nil // it makes no difference
+	}
 	e := evidence{self: self, hosts: hosts, checks: checks, call: Call{Peer: -1}}
 	return &Inquiry{evidence: e, begun: now, silent: -1}
 }
@@ -87,7 +70,7 @@ func New(self int, hosts *plan.Layout, checks bool, now time.Time) *Inquiry {
 func (q *Inquiry) Ask(now time.Time, first Call) (limit time.Duration, about []int) {
 	q.asked = now
 	span := first.Latest.Sub(q.begun)
-	q.pace = min(max(span/(idleRounds+2), leastPace), AskFor/2)
+	q.pace = max(span/(idleRounds+2), leastPace)
 	q.silentFrom = min(linkSilent, span/2)
 	left, short := first.Latest.Sub(now), min(q.pace, leastAnswer/2)
 	if q.round > 0 && left < short {
@@ -136,6 +119,3 @@ func (q *Inquiry) Next(now time.Time, first Call) time.Time {
 	}
 	return next
 }
-
-// isSilent reports whether a peer should have answered and has not.
-func isSilent(h transport.Health) bool { return h.Native && !h.Answered && !h.Departed }

@@ -4,20 +4,18 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/work"
 )
 
 const (
-	// linkSilent is how long a rank must not have answered another one, until the link between
-	// them counts as broken if both answer others.
-	linkSilent = 600 * time.Millisecond
+	// leastRounds is how often to ask before blaming a rank or a link.
+	leastRounds = 6
 
-	// silentFactor is how many times as long as the quickest other answer of either end a link must be
-	// silent. Ranks that wait for a CPU answer late, and not never.
-	silentFactor = 4
+	// idleRounds is how often to ask before blaming a rank that waits for nobody. If it waits in
+	// another group, it finds the broken link itself in leastRounds.
+	idleRounds = leastRounds + 2
 )
 
 // Verdict says why a call ran out of time.
@@ -112,7 +110,7 @@ func sayNotCalled(issued, call uint64, checks bool) string {
 	if checks {
 		return "has not called it"
 	}
-	return fmt.Sprintf("has not called it: it has issued %d collectives, this is number %d", issued, call+1)
+	return fmt.Sprintf("has not called it: it has issued %d collectives, this is number %d", issued, call)
 }
 
 // unreachable blames a rank that does not answer this one, or the link to it if it answers others.

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/internal/plan"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/work"
 )
@@ -54,17 +54,14 @@ func link(t *testing.T, text string) (l transport.Link) {
 	t.Helper()
 	words := strings.Fields(text)
 	peer, waits := strings.CutPrefix(words[0], "w")
-	n, err := strconv.Atoi(peer)
-	require.NoError(t, err)
+	n := must.Get(strconv.Atoi(peer))
 	l.Peer, l.Waits = n, waits
 	if len(words) > 1 {
-		d, err := time.ParseDuration(words[1])
-		require.NoError(t, err)
+		d := must.Get(time.ParseDuration(words[1]))
 		l.Answered, l.RTT, l.Silent = d > 0, max(d, 0), max(-d, 0)
 	}
 	if len(words) > 2 {
-		kilo, err := strconv.Atoi(words[2])
-		require.NoError(t, err)
+		kilo := must.Get(strconv.Atoi(words[2]))
 		l.Rate = uint64(kilo) << 10
 	}
 	return l
@@ -88,10 +85,8 @@ func (v Verdict) String() string {
 // heard returns the evidence of a rank that has asked so often and always got the same answers. Hosts has the host of
 // each rank, nil if each is on one of its own.
 func heard(t *testing.T, self int, hosts []int, text string, rounds int) *evidence {
-	e := &evidence{self: self, silentFrom: linkSilent, call: Call{Collective: true, Number: 1, Peer: -1}}
-	if hosts != nil {
-		e.hosts = plan.NewLayout(hosts)
-	}
+	e := &evidence{self: self, silentFrom: 600 * time.Millisecond, call: Call{Collective: true, Number: 1, Peer: -1}}
+	e.hosts = hosts
 	for range rounds {
 		e.hear(said(t, text))
 	}
@@ -146,7 +141,7 @@ func TestJudge(t *testing.T) {
 			"rank 2: rank 2 did not send"},
 		{"one is idle, and has moved data", 0, nil,
 			"2 1ms 244 | w0 1ms | idle",
-			"nobody: " + "rank 2 has not called it: it has issued 1 collectives, this is number 2" +
+			"nobody: " + "rank 2 has not called it: it has issued 1 collectives, this is number 1" +
 				"\nranks 0 and 1: answers take 1ms, rank 1 waits"},
 		{"one is idle, and others move data", 0, nil,
 			"1 1ms 244 | w2 1ms | idle",
@@ -317,7 +312,7 @@ func TestWaiting(t *testing.T) {
 	}{
 		{collective, false, ". | idle | mute", "all_reduce waits for ranks 1 and 2",
 			[]string{
-				"rank 1 has not called it: it has issued 1 collectives, this is number 2",
+				"rank 1 has not called it: it has issued 1 collectives, this is number 1",
 				"rank 2 does not answer (stopped or unreachable)",
 			}},
 		{collective, true, ". | idle | .", "all_reduce waits for rank 1", []string{"rank 1 has not called it"}},

@@ -18,8 +18,8 @@ import (
 // they do, and ends when they do. Its protocol is another one, because the simulator's checker
 // understands words: a whole ring is one slot, and the first key of the ring says which piece
 // is in it. The tests of package direct model the real protocol.
-func exchangeTiles(k *sim.Run, d tensor.DType) error {
-	x := exchanger{k: k, c: direct.ParseCall(k.Arg(0))}
+func exchangeTiles(k *sim.Run) error {
+	x := newExchanger(k, direct.Read[direct.Call](k.Arg(0)))
 	c := x.c
 	if k.Load(c.Failed) != 0 {
 		return nil
@@ -27,7 +27,7 @@ func exchangeTiles(k *sim.Run, d tensor.DType) error {
 	x.piece = k.Load(c.State)
 	room := x.room()
 	for at := 0; at < c.Part; at += room {
-		if !x.pass(at, min(room, c.Part-at), d) {
+		if !x.pass(at, min(room, c.Part-at)) {
 			return nil
 		}
 	}
@@ -39,23 +39,20 @@ func exchangeTiles(k *sim.Run, d tensor.DType) error {
 // the sender knows of, and where it lets the peer write. If all ranks are open, the peers write there, and
 // another piece says that all is there.
 func moveTiles(k *sim.Run) error {
-	m := direct.ParseMove(k.Arg(0))
-	x := exchanger{k: k, c: m.Call}
+	m := direct.Read[direct.Move](k.Arg(0))
+	x := newExchanger(k, m.Call)
 	if k.Load(x.c.Failed) != 0 {
 		return nil
 	}
 	x.piece = k.Load(x.c.State)
-	most, open := x.c.Part, m.Open
+	most, open := x.c.Part, m.Open != 0
 	var into [window.MostRanks]direct.Place
 	told := x.swap(
 		func(p int) []byte {
 			b := binary.NativeEndian.AppendUint64(nil, uint64(m.Send[p].N))
 			b = binary.NativeEndian.AppendUint64(b, uint64(x.c.Part))
-			b = binary.NativeEndian.AppendUint64(b, m.Into[p].Word())
-			if m.Open {
-				return append(b, 1)
-			}
-			return append(b, 0)
+			b = binary.NativeEndian.AppendUint64(b, uint64(m.Into[p]))
+			return append(b, byte(m.Open))
 		},
 		func(int) int { return 25 },
 		func(p int, b []byte) bool {
@@ -64,7 +61,7 @@ func moveTiles(k *sim.Run) error {
 				return false
 			}
 			most = max(most, int(binary.NativeEndian.Uint64(b[8:])))
-			into[p] = direct.ParsePlace(binary.NativeEndian.Uint64(b[16:]))
+			into[p] = direct.Place(binary.NativeEndian.Uint64(b[16:]))
 			open = open && b[24] != 0
 			return true
 		})
@@ -90,8 +87,8 @@ func moveTiles(k *sim.Run) error {
 			copy(k.Write(x.c.Dst+driver.Ptr(m.Take[p].Off+at), len(b)), b)
 			return true
 		}
-		if own := sent(x.c.Rank); len(own) > 0 {
-			kept(x.c.Rank, bytes.Clone(own))
+		if own := sent(x.rank); len(own) > 0 {
+			kept(x.rank, bytes.Clone(own))
 		}
 		if !x.swap(sent, func(p int) int { return left(m.Take[p]) }, kept) {
 			return nil
@@ -104,22 +101,22 @@ func moveTiles(k *sim.Run) error {
 // spreadTiles is an all_reduce or a reduce of two ranks. The first piece tells where the peer may write, or read. If
 // both are open, each combines its half and puts it to both, or the root reads the other one's operand. Another piece
 // says that all is there, or has been read.
-func spreadTiles(k *sim.Run, d tensor.DType) error {
-	m := direct.ParseSpread(k.Arg(0))
-	x := exchanger{k: k, c: m.One}
+func spreadTiles(k *sim.Run) error {
+	m := direct.Read[direct.Spread](k.Arg(0))
+	x := newExchanger(k, m.One)
 	if k.Load(x.c.Failed) != 0 {
 		return nil
 	}
 	x.piece = k.Load(x.c.State)
 	var into [window.MostRanks]direct.Place
-	into[1-x.c.Rank] = m.Into
-	open, told := x.tell(m.Open, &into)
+	into[1-x.rank] = m.Into
+	open, told := x.tell(m.Open != 0, &into)
 	if !told {
 		return nil
 	}
-	reads := x.c.Owners != 3
+	reads := x.c.Roles.Owners != 3
 	if open && reads {
-		if x.pull(m, into[1-x.c.Rank], d) {
+		if x.pull(m, into[1-x.rank]) {
 			x.end()
 		}
 		return nil
@@ -129,12 +126,12 @@ func spreadTiles(k *sim.Run, d tensor.DType) error {
 	}
 	room := x.room()
 	for at := 0; at < x.c.Part; at += room {
-		if !x.pass(at, min(room, x.c.Part-at), d) {
+		if !x.pass(at, min(room, x.c.Part-at)) {
 			return nil
 		}
 	}
 	if open {
-		if !x.reach(1-x.c.Rank, m.Maps, m.Failed, into[1-x.c.Rank], x.c.Rank*x.c.Part, k.Read(x.c.Dst, x.c.DstBytes)) || !x.meet() {
+		if !x.reach(1-x.rank, m.Maps, m.Failed, into[1-x.rank], x.rank*x.c.Part, k.Read(x.c.Dst, x.c.DstBytes)) || !x.meet() {
 			return nil
 		}
 	}
@@ -145,24 +142,24 @@ func spreadTiles(k *sim.Run, d tensor.DType) error {
 // bothTiles is two shots in one launch. With a head, the first piece tells where the peers may write. The owner of a
 // part combines it, and passes it on to the takers. If all are open, it puts the part to them instead, and another piece
 // says that all is there.
-func bothTiles(k *sim.Run, d tensor.DType, m direct.Move, head bool) error {
-	x := exchanger{k: k, c: m.Call}
+func bothTiles(k *sim.Run, m direct.Move, head bool) error {
+	x := newExchanger(k, m.Call)
 	c := x.c
 	if k.Load(c.Failed) != 0 {
 		return nil
 	}
 	x.piece = k.Load(c.State)
-	open, into := m.Open, m.Into
+	open, into := m.Open != 0, m.Into
 	if head {
 		var told bool
-		if open, told = x.tell(m.Open, &into); !told {
+		if open, told = x.tell(m.Open != 0, &into); !told {
 			return nil
 		}
 	}
-	part := func(p int) int { return bits.OnesCount32(c.Owners & (1<<p - 1)) }
-	giver, owner, taker := in(c.Givers, c.Rank), in(c.Owners, c.Rank), in(c.Takers, c.Rank)
-	own := part(c.Rank)
-	a := x.arithmetic(d)
+	part := func(p int) int { return bits.OnesCount8(c.Roles.Owners & (1<<p - 1)) }
+	giver, owner, taker := in(c.Roles.Givers, x.rank), in(c.Roles.Owners, x.rank), in(c.Roles.Takers, x.rank)
+	own := part(x.rank)
+	a := x.arithmetic()
 	room := x.room()
 	for at := 0; at < c.Part; at += room {
 		n := min(room, c.Part-at)
@@ -171,18 +168,18 @@ func bothTiles(k *sim.Run, d tensor.DType, m direct.Move, head bool) error {
 			a.before(b)
 			return b
 		}
-		got := make([][]byte, c.Ranks)
+		got := make([][]byte, x.ranks)
 		if giver && owner {
-			got[c.Rank] = operand(c.Rank)
+			got[x.rank] = operand(x.rank)
 		}
 		ok := x.swap(
 			func(p int) []byte {
-				if giver && in(c.Owners, p) {
+				if giver && in(c.Roles.Owners, p) {
 					return operand(p)
 				}
 				return nil
 			},
-			func(p int) int { return n * one(owner && in(c.Givers, p)) },
+			func(p int) int { return n * one(owner && in(c.Roles.Givers, p)) },
 			func(p int, b []byte) bool {
 				got[p] = b
 				return true
@@ -199,12 +196,12 @@ func bothTiles(k *sim.Run, d tensor.DType, m direct.Move, head bool) error {
 		}
 		passed := open || x.swap(
 			func(p int) []byte {
-				if in(c.Takers, p) {
+				if in(c.Roles.Takers, p) {
 					return sum
 				}
 				return nil
 			},
-			func(p int) int { return n * one(taker && in(c.Owners, p)) },
+			func(p int) int { return n * one(taker && in(c.Roles.Owners, p)) },
 			func(p int, b []byte) bool {
 				x.keep(part(p)*c.DstStep, at, b)
 				return true
@@ -212,8 +209,8 @@ func bothTiles(k *sim.Run, d tensor.DType, m direct.Move, head bool) error {
 		if !passed {
 			return nil
 		}
-		for p := range c.Ranks {
-			if open && owner && p != c.Rank && in(c.Takers, p) && !x.reach(p, m.Maps[p], m.Failed[p], into[p], at, x.inside(own, at, sum)) {
+		for p := range x.ranks {
+			if open && owner && p != x.rank && in(c.Roles.Takers, p) && !x.reach(p, m.Maps[p], m.Failed[p], into[p], at, x.inside(own, at, sum)) {
 				return nil
 			}
 		}
@@ -226,7 +223,7 @@ func bothTiles(k *sim.Run, d tensor.DType, m direct.Move, head bool) error {
 }
 
 // in reports whether a rank is in a set.
-func in(set uint32, rank int) bool { return set>>rank&1 != 0 }
+func in(set uint8, rank int) bool { return set>>rank&1 != 0 }
 
 // one is 1 if something is so.
 func one(yes bool) int {
@@ -247,7 +244,7 @@ func (x *exchanger) tell(mine bool, into *[window.MostRanks]direct.Place) (open,
 	open, own := mine, *into
 	ok = x.swap(
 		func(p int) []byte {
-			b := binary.NativeEndian.AppendUint64(nil, own[p].Word())
+			b := binary.NativeEndian.AppendUint64(nil, uint64(own[p]))
 			if mine {
 				return append(b, 1)
 			}
@@ -255,7 +252,7 @@ func (x *exchanger) tell(mine bool, into *[window.MostRanks]direct.Place) (open,
 		},
 		func(int) int { return 9 },
 		func(p int, b []byte) bool {
-			into[p] = direct.ParsePlace(binary.NativeEndian.Uint64(b))
+			into[p] = direct.Place(binary.NativeEndian.Uint64(b))
 			open = open && b[8] != 0
 			return true
 		})
@@ -275,24 +272,24 @@ func (x *exchanger) reach(p int, maps, failed driver.Ptr, into direct.Place, off
 
 // theirs returns n bytes at an offset from where a peer has told.
 func (x *exchanger) theirs(maps driver.Ptr, at direct.Place, off, n int) []byte {
-	entry := maps + driver.Ptr(8*(at.Region-1))
+	entry := maps + driver.Ptr(8*(at.Region()-1))
 	base := driver.Ptr(x.k.Load(entry)) | driver.Ptr(x.k.Load(entry+4))<<32
-	return x.k.Reached(base+driver.Ptr(at.Off+off), n)
+	return x.k.Reached(base+driver.Ptr(at.Off()+off), n)
 }
 
 // pull is a reduce of two ranks whose root reads the other one's operand. Then a piece tells that rank so. It returns
 // false if the call has failed.
-func (x *exchanger) pull(m direct.Spread, at direct.Place, d tensor.DType) bool {
-	c, peer := x.c, 1-x.c.Rank
-	root := in(c.Owners, c.Rank)
+func (x *exchanger) pull(m direct.Spread, at direct.Place) bool {
+	c, peer := x.c, 1-x.rank
+	root := in(c.Roles.Owners, x.rank)
 	if root {
 		if x.k.Load(m.Failed) != 0 {
 			x.fail(peer, window.Aborted) // its memory may have been freed
 			return false
 		}
-		a := x.arithmetic(d)
-		operands := make([][]byte, c.Ranks)
-		operands[c.Rank] = x.part(0, 0, c.Part)
+		a := x.arithmetic()
+		operands := make([][]byte, x.ranks)
+		operands[x.rank] = x.part(0, 0, c.Part)
 		operands[peer] = bytes.Clone(x.theirs(m.Maps, at, 0, c.Part))
 		for _, b := range operands {
 			a.before(b)
@@ -315,12 +312,12 @@ func (x *exchanger) meet() bool {
 // the call has failed.
 func (x *exchanger) straight(m direct.Move, into [window.MostRanks]direct.Place) bool {
 	k := x.k
-	for p, s := range m.Send[:x.c.Ranks] {
+	for p, s := range m.Send[:x.ranks] {
 		if s.N == 0 {
 			continue
 		}
 		b := k.Read(x.c.Src+driver.Ptr(s.Off), s.N)
-		if p == x.c.Rank {
+		if p == x.rank {
 			b = bytes.Clone(b)
 			copy(k.Write(x.c.Dst+driver.Ptr(m.Take[p].Off), s.N), b)
 			continue
@@ -345,9 +342,9 @@ func (x *exchanger) end() {
 func (x *exchanger) swap(sent func(peer int) []byte, size func(peer int) int, taken func(peer int, b []byte) bool) bool {
 	k, c := x.k, x.c
 	x.piece++
-	for p := range c.Ranks {
+	for p := range x.ranks {
 		b := []byte(nil)
-		if p != c.Rank {
+		if p != x.rank {
 			b = sent(p)
 		}
 		if len(b) == 0 {
@@ -359,8 +356,8 @@ func (x *exchanger) swap(sent func(peer int) []byte, size func(peer int) int, ta
 		copy(k.Common(c.Peers[p].Slots, len(b)), b)
 		k.Store(c.Peers[p].Keys, x.piece)
 	}
-	for p := range c.Ranks {
-		if p == c.Rank {
+	for p := range x.ranks {
+		if p == x.rank {
 			continue
 		}
 		if n := size(p); n > 0 {
@@ -375,22 +372,32 @@ func (x *exchanger) swap(sent func(peer int) []byte, size func(peer int) int, ta
 }
 
 type exchanger struct {
-	k     *sim.Run
-	c     direct.Call
-	piece uint32 // that has been passed last
+	k           *sim.Run
+	c           direct.Call
+	ranks, rank int
+	depth       int // slots of all channels of a ring
+	dtype       tensor.DType
+	op          backend.ReduceOp
+	piece       uint32 // that has been passed last
+}
+
+func newExchanger(k *sim.Run, c direct.Call) *exchanger {
+	x := &exchanger{k: k, c: c, ranks: int(c.Ranks), rank: int(c.Rank), depth: int(c.Channels * c.Depth)}
+	x.dtype, x.op = c.Reduction()
+	return x
 }
 
 // room is the bytes of a ring.
-func (x *exchanger) room() int { return x.c.Channels * x.c.Depth * window.SlotBytes(x.c.Ranks) }
+func (x *exchanger) room() int { return x.depth * window.SlotBytes(x.ranks) }
 
 // noPiece is the key of a ring that has not been used.
 const noPiece = 0xffffffff
 
 // pass exchanges n bytes of the parts, from an offset on, and keeps what becomes of them. It returns false if the
 // call has failed.
-func (x *exchanger) pass(at, n int, d tensor.DType) bool {
-	if d != tensor.Invalid {
-		sum, ok := x.combine(at, n, d)
+func (x *exchanger) pass(at, n int) bool {
+	if d := x.dtype; d != tensor.Invalid {
+		sum, ok := x.combine(at, n)
 		if ok {
 			x.keep(0, at, sum[:n/d.Size()*d.Size()])
 		}
@@ -398,7 +405,7 @@ func (x *exchanger) pass(at, n int, d tensor.DType) bool {
 	}
 	got, ok := x.exchange(at, n, func([]byte) {})
 	for p, b := range got {
-		if in(x.c.Givers, p) && in(x.c.Owners, x.c.Rank) {
+		if in(x.c.Roles.Givers, p) && in(x.c.Roles.Owners, x.rank) {
 			x.keep(p*x.c.DstStep, at, b)
 		}
 	}
@@ -406,8 +413,8 @@ func (x *exchanger) pass(at, n int, d tensor.DType) bool {
 }
 
 // combine exchanges n bytes of the parts, from an offset on, and combines them. It returns false if the call has failed.
-func (x *exchanger) combine(at, n int, d tensor.DType) ([]byte, bool) {
-	a := x.arithmetic(d)
+func (x *exchanger) combine(at, n int) ([]byte, bool) {
+	a := x.arithmetic()
 	got, ok := x.exchange(at, n, a.before)
 	if !ok {
 		return nil, false
@@ -421,12 +428,13 @@ type arithmetic struct {
 	red  backend.Reduction
 }
 
-// arithmetic returns that of a call. With tensor.Invalid there is one operand, and nothing becomes of it.
-func (x *exchanger) arithmetic(d tensor.DType) arithmetic {
+// arithmetic returns that of a call. If that combines nothing there is one operand, and nothing becomes of it.
+func (x *exchanger) arithmetic() arithmetic {
+	d := x.dtype
 	if d == tensor.Invalid {
 		return arithmetic{size: 1}
 	}
-	red, err := x.c.Operator(d).Reduction(d, x.c.Ranks)
+	red, err := x.op.Reduction(d, x.ranks)
 	if err != nil {
 		panic(err)
 	}
@@ -468,8 +476,8 @@ func (x *exchanger) exchange(at, n int, before func(b []byte)) ([][]byte, bool) 
 		before(b)
 		return b
 	}
-	for p := range c.Ranks {
-		if p == c.Rank {
+	for p := range x.ranks {
+		if p == x.rank {
 			continue
 		}
 		if !x.free(p) {
@@ -478,9 +486,9 @@ func (x *exchanger) exchange(at, n int, before func(b []byte)) ([][]byte, bool) 
 		copy(k.Common(c.Peers[p].Slots, n), operand(p))
 		k.Store(c.Peers[p].Keys, x.piece)
 	}
-	got := make([][]byte, c.Ranks)
-	for p := range c.Ranks {
-		if p == c.Rank {
+	got := make([][]byte, x.ranks)
+	for p := range x.ranks {
+		if p == x.rank {
 			got[p] = operand(p)
 			continue
 		}
@@ -502,10 +510,10 @@ func (x *exchanger) free(p int) bool {
 // come waits for a piece of a peer, of n bytes.
 func (x *exchanger) come(p, n int) ([]byte, bool) {
 	from := p
-	if p > x.c.Rank {
+	if p > x.rank {
 		from--
 	}
-	ring := driver.Ptr(from * x.c.Channels * x.c.Depth)
+	ring := driver.Ptr(from * x.depth)
 	if !x.await(p, x.c.Keys+ring*window.KeyBytes, func(v uint32) bool { return v == x.piece && v != noPiece }) {
 		return nil, false
 	}

@@ -10,6 +10,7 @@ package simkernels
 import (
 	"bytes"
 	"fmt"
+	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
@@ -27,6 +28,14 @@ func All() map[string]sim.Kernel {
 
 		kernels.Exchange: exchange,
 		kernels.List:     list,
+
+		kernels.CooKey:    cooKey,
+		kernels.CooAt:     cooAt,
+		kernels.CooMerge:  cooMerge,
+		kernels.CooFirst:  cooFirst,
+		kernels.CooScan:   cooScan,
+		kernels.CooUnique: cooUnique,
+		kernels.CooAdd:    cooAdd,
 	}
 	kernels.EachCombine(func(d tensor.DType, name string) {
 		all[name] = func(k *sim.Run) error { return combine(k, d) }
@@ -34,19 +43,17 @@ func All() map[string]sim.Kernel {
 	kernels.EachCast(func(to, from tensor.DType, name string) {
 		all[name] = func(k *sim.Run) error { return cast(k, to, from) }
 	})
-	direct.Each(func(name string, d tensor.DType) {
-		all[name] = func(k *sim.Run) error { return exchangeTiles(k, d) }
-	})
 	all[direct.RingKernel] = ringTiles
-	direct.EachMove(func(name string) { all[name] = moveTiles })
-	direct.EachSpread(func(name string, d tensor.DType, two bool) {
-		all[name] = func(k *sim.Run) error { return bothTiles(k, d, direct.ParseMove(k.Arg(0)), true) }
-		if two {
-			all[name] = func(k *sim.Run) error { return spreadTiles(k, d) }
-		}
-	})
-	direct.EachBoth(func(name string, d tensor.DType) {
-		all[name] = func(k *sim.Run) error { return bothTiles(k, d, direct.Move{Call: direct.ParseCall(k.Arg(0))}, false) }
+	direct.Each(func(name string, job direct.Job) {
+		all[name] = map[direct.Job]sim.Kernel{
+			direct.OneShotJob: exchangeTiles,
+			direct.SpreadJob:  spreadTiles,
+			direct.TwoShotsJob: func(k *sim.Run) error {
+				return bothTiles(k, direct.Move{Call: direct.Read[direct.Call](k.Arg(0))}, false)
+			},
+			direct.StraightJob: func(k *sim.Run) error { return bothTiles(k, direct.Read[direct.Move](k.Arg(0)), true) },
+			direct.MoveJob:     moveTiles,
+		}[job]
 	})
 	return all
 }
@@ -105,7 +112,7 @@ func exchange(k *sim.Run) error {
 	b := bytes.Clone(k.Read(x, n))
 	copy(k.Write(k.Ptr(1), n), b)
 	k.Store(k.Ptr(4), count)
-	if !k.Await(k.Ptr(5), count, driver.AtLeast) {
+	if !k.AwaitFor(k.Ptr(5), count, driver.AtLeast, time.Duration(k.Uint64(8))) {
 		return nil
 	}
 	b = bytes.Clone(k.Read(k.Ptr(2), n))

@@ -1,0 +1,169 @@
+package direct
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/window"
+	"github.com/c10d-go/c10d/tensor"
+)
+
+// AllReduce combines n elements at src of all ranks, to dst.
+func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, form Form) error {
+	f, r, err := c.kernel("all_reduce", op, d, form.Ring)
+	if err != nil {
+		return err
+	}
+	if ok, err := c.begin("all_reduce", dst, src, n); !ok {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	bytes := n * d.Size()
+	if form.Ring {
+		return c.ringReduce(s, dst, src, bytes, r, d, form)
+	}
+	if c.ranks == 2 && c.Spreads(n, d, op, form) {
+		return c.spreadSum(s, dst, src, bytes, r, f.spread, form)
+	}
+	if !twoShots(bytes, c.ranks, form) {
+		return c.enqueue(s, step{
+			dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f.all, blocks: form.Blocks,
+		})
+	}
+	if c.ranks > 2 {
+		return c.bothShots(s, dst, src, bytes, r, allRoles(c.ranks), f, form)
+	}
+	part := partOf(bytes, c.ranks)
+	at := part * c.rank
+	mine := min(part, bytes-at)
+	err = c.enqueue(s, step{
+		dst: dst + driver.Ptr(at), src: src, part: part, srcStep: part, srcBytes: bytes, dstBytes: mine, srcRange: bytes, dstRange: mine, r: r, f: f.all,
+		blocks: form.Blocks,
+	})
+	if err != nil {
+		return err
+	}
+	return c.spread(s, dst, bytes, form)
+}
+
+// ReduceScatter combines the ranks' parts of n elements each: src has one for each rank, in
+// order, and dst gets this rank's.
+func (c *Comm) ReduceScatter(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, form Form) error {
+	f, r, err := c.kernel("reduce_scatter", op, d, form.Ring)
+	if err != nil {
+		return err
+	}
+	if ok, err := c.begin("reduce_scatter", dst, src, n); !ok {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	part := n * d.Size()
+	all := part * c.ranks
+	x := step{
+		dst: dst, src: src, part: part, srcStep: part, srcBytes: all, dstBytes: part, srcRange: all, dstRange: part,
+		r: r, f: f.all, blocks: form.Blocks,
+	}
+	if form.Ring {
+		return c.ringScatter(s, x, d)
+	}
+	return c.enqueue(s, x)
+}
+
+// AllGather brings n bytes at src of each rank to dst, in the order of the ranks. Src may be
+// this rank's part of dst.
+func (c *Comm) AllGather(s Launcher, dst, src driver.Ptr, n int, form Form) error {
+	if form.Ring {
+		var take [window.MostRingRanks]Span
+		for r := range c.ranks {
+			take[r] = Span{r * n, n}
+		}
+		return c.ringGather(s, dst, src, take[:c.ranks], form)
+	}
+	if ok, err := c.begin("all_gather", dst, src, n); !ok {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := n * c.ranks
+	return c.enqueue(s, step{
+		dst: dst, src: src, part: n, srcBytes: n, dstStep: n, dstBytes: all, srcRange: n, dstRange: all, r: none, f: c.gathers, kind: Gathers, blocks: form.Blocks,
+	})
+}
+
+// New makes the collectives of a connected window. It loads kernels, which may wait for the
+// device. Its memory is the window's, which has to stay until the Comm is closed.
+func New(w *window.Window, o Options) (_ *Comm, err error) {
+	rank, ranks := w.Rank()
+	if a, b, shared := w.SharedDevice(); shared && !o.shareDevices {
+		return nil, fmt.Errorf("direct: ranks %d and %d share a device: kernels that wait for each other need one each", a, b)
+	}
+	dev := w.Device().ID().Index
+	if o.Blocks < 0 || o.Limit < 0 {
+		return nil, fmt.Errorf("direct: Options.Blocks %d, Limit %v: none may be negative", o.Blocks, o.Limit)
+	}
+	if i := w.Device().Info(); i.Major < 8 {
+		return nil, fmt.Errorf("direct: device %d has compute capability %d.%d, want 8.0 or later", dev, i.Major, i.Minor)
+	}
+	if o.Blocks == 0 {
+		o.Blocks = 128
+	}
+	if o.Limit == 0 {
+		o.Limit = 10 * time.Minute
+	}
+	if o.straight == 0 {
+		o.straight = StraightBytes
+	}
+	if o.rootReduces == 0 {
+		o.rootReduces = rootReducesUpTo
+	}
+	channels, depth := w.Shape()
+	c := &Comm{w: w, o: o, rank: rank, ranks: ranks, channels: channels, shape: ShapeOf}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	if err := c.openRing(); err != nil {
+		return nil, err
+	}
+	if w.NextOnly() {
+		c.setLaunch()
+		return c, nil
+	}
+	for _, text := range []string{gradients, gathers, moves} {
+		f, err := c.load(text, ranks)
+		if err != nil {
+			return nil, err
+		}
+		switch text {
+		case gradients:
+			c.families[0].Store(&f)
+		case gathers:
+			c.gathers = f.all
+		case moves:
+			c.moves, c.broadcasts = f.all, f
+		}
+	}
+	for _, d := range listed(o.DTypes) {
+		if err := c.Load(d); err != nil {
+			return nil, err
+		}
+	}
+	if _, ok := w.HasLanes(); ok {
+		c.lanes = c.moves
+		if ranks > 2 {
+			f, err := c.load(moves, 2)
+			if err != nil {
+				return nil, err
+			}
+			c.lanes = f.all
+		}
+	}
+	c.setUp(w.Own(), depth, w.Peer, func(r int) int { return r })
+	return c, nil
+}

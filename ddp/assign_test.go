@@ -3,14 +3,14 @@ package ddp
 import (
 	"encoding/json"
 	"math"
-	"math/rand/v2"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/torchtest"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -53,10 +53,8 @@ func TestAssignGolden(t *testing.T) {
 }
 
 func TestAssignAgreesWithPyTorch(t *testing.T) {
-	python := NeedTorch(t)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 0))
+	torchtest.Need(t)
+	rnd := must.Rand(t)
 	dtypes := []tensor.DType{tensor.Float32, tensor.Float64, tensor.Float16, tensor.BFloat16}
 	type question struct {
 		Sizes  []int
@@ -90,16 +88,14 @@ func TestAssignAgreesWithPyTorch(t *testing.T) {
 		questions = append(questions, q)
 		answers = append(answers, assign(items, q.Limits, len(q.Order) == 0))
 	}
-	in, err := json.Marshal(questions)
-	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), python, "-c", `
+	in := must.Get(json.Marshal(questions))
+	cmd := torchtest.Command(t.Context(), t, "-c", `
 import json, sys, torch, torch.distributed as dist
 print(json.dumps([dist._compute_bucket_assignment_by_size(
     [torch.zeros(n, dtype=getattr(torch, d)) for n, d in zip(q["Sizes"], q["DTypes"])],
     q["Limits"], q["Sparse"], q["Order"])[0] for q in json.load(sys.stdin)]))`)
 	cmd.Stdin = strings.NewReader(string(in))
-	out, err := cmd.Output()
-	require.NoError(t, err)
+	out := must.Get(cmd.Output())
 	var want [][][]int
 	require.NoError(t, json.Unmarshal(out, &want))
 	for i := range want {
@@ -115,15 +111,12 @@ func TestReadAssignmentRefusesNonsense(t *testing.T) {
 		if i == 3 {
 			dt = tensor.Float64
 		}
-		v, err := tensor.New(dt, 2)
-		require.NoError(t, err)
+		v := must.Get(tensor.New(dt, 2))
 		d.train = append(d.train, &param{Param: Param{Value: v}, index: i, number: i})
 	}
-	sparse, err := tensor.FromDense(d.train[2].Value, 1)
-	require.NoError(t, err)
+	sparse := must.Get(tensor.FromDense(d.train[2].Value, 1))
 	d.train[2].Grad = sparse
-	got, err := d.readAssignment([]int32{3, 1, 0, 2}, []int32{1, 2, 1})
-	require.NoError(t, err)
+	got := must.Get(d.readAssignment([]int32{3, 1, 0, 2}, []int32{1, 2, 1}))
 	require.Equal(t, [][]int{{3}, {1, 0}, {2}}, got)
 	for name, tc := range map[string]struct{ numbers, lengths []int32 }{
 		"twice":         {[]int32{3, 1, 1, 2}, []int32{1, 2, 1}},
@@ -137,8 +130,7 @@ func TestReadAssignmentRefusesNonsense(t *testing.T) {
 		"sparse shares": {[]int32{3, 1, 0, 2}, []int32{1, 1, 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := d.readAssignment(tc.numbers, tc.lengths)
-			require.ErrorContains(t, err, "ddp: rank 0")
+			require.ErrorContains(t, must.Err(d.readAssignment(tc.numbers, tc.lengths)), "ddp: rank 0")
 		})
 	}
 }

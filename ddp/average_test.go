@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -58,8 +59,7 @@ func newRandomModel(t *testing.T, seed uint64, rank int, views bool) randomModel
 		p := ddp.Param{Name: fmt.Sprintf("layer%d", i), Value: zeros(t, dt, shape...), NoGrad: i > 0 && rnd.IntN(6) == 0}
 		transposed := len(shape) > 1 && rnd.IntN(3) == 0
 		if transposed {
-			v, err := p.Value.Transpose(0, 1)
-			require.NoError(t, err)
+			v := must.Get(p.Value.Transpose(0, 1))
 			p.Value = v
 		}
 		fill(t, p.Value, float64(100*rank+i))
@@ -68,10 +68,8 @@ func newRandomModel(t *testing.T, seed uint64, rank int, views bool) randomModel
 			if rnd.IntN(3) == 0 && len(shape) > 1 { // strides other than the parameter's
 				g := zeros(t, dt, p.Value.Dim(1), p.Value.Dim(0), 2)
 				if len(shape) == 2 {
-					half, err := g.Select(2, 1)
-					require.NoError(t, err)
-					p.Grad, err = half.Transpose(0, 1)
-					require.NoError(t, err)
+					half := must.Get(g.Select(2, 1))
+					p.Grad = must.Get(half.Transpose(0, 1))
 				}
 			}
 		}
@@ -120,12 +118,10 @@ func TestAverageEqualsSingleProcess(t *testing.T) {
 				seed := base + uint64(size)
 				pgtest.Run(t, size, func(t *testing.T, g *pg.ProcessGroup) {
 					m := newRandomModel(t, seed, g.Rank(), o.GradientAsBucketView)
-					d, err := ddp.New(soon(t), g, m.params, o)
-					require.NoError(t, err)
+					d := must.Get(ddp.New(soon(t), g, m.params, o))
 					for i, p := range m.params {
 						each(p.Value.Shape(), func(_ int, index []int) {
-							v, err := p.Value.Float64At(index...)
-							require.NoError(t, err)
+							v := must.Get(p.Value.Float64At(index...))
 							require.Equal(t, float64(i), v, "rank 0's value of parameter %d", i)
 						})
 					}
@@ -187,8 +183,7 @@ func trainOnce(t *testing.T, d *ddp.DDP, g *pg.ProcessGroup, m randomModel, seed
 		}
 		used := slices.ContainsFunc(ranks, has(p))
 		each(grad.Shape(), func(k int, index []int) {
-			got, err := grad.Float64At(index...)
-			require.NoError(t, err)
+			got := must.Get(grad.Float64At(index...))
 			switch {
 			case used:
 				// Each rank's input, share and partial sum may be off by half

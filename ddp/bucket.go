@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -235,17 +235,17 @@ func (b *Bucket) launch(ctx context.Context) (err error) {
 		b.one[0] = b.contents
 	}
 	b.undo, b.err = b.undo[:0], nil
-	var o backend.AllReduceOptions
+	op := pg.Sum()
 	if b.dev != nil {
 		ctx = b.context(ctx)
-		o.Op = b.d.average()
+		op = b.d.average()
 	}
 	if hook := b.d.o.Hook; hook != nil {
 		if b.work, err = hook(ctx, b); err == nil {
 			err = b.err
 		}
 	} else {
-		b.work, err = b.AllReduce(ctx, o)
+		b.work, err = b.AllReduce(ctx, op)
 		if s := b.d.shared; s != nil {
 			s.works[b.index] = b.work
 		}
@@ -459,6 +459,6 @@ func (b *Bucket) Divide() {
 }
 
 // AllReduce starts an all-reduce of the buffer in the group.
-func (b *Bucket) AllReduce(ctx context.Context, o backend.AllReduceOptions) (*work.Work, error) {
-	return b.d.g.AllReduce(ctx, b.one[:], o)
+func (b *Bucket) AllReduce(ctx context.Context, op pg.ReduceOp, o ...pg.CallOptions) (*work.Work, error) {
+	return b.d.g.AllReduce(ctx, b.one[0], op, o...)
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -111,7 +110,7 @@ func gather[T tensor.Element](ctx context.Context, g Group, mine []T) ([][]T, er
 			return nil, err
 		}
 	}
-	w, err := g.AllGather(ctx, out, in, backend.AllGatherOptions{})
+	w, err := g.AllGather(ctx, out, in)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +123,7 @@ func broadcast[T tensor.Element](ctx context.Context, g Group, values []T) error
 	if err != nil {
 		return err
 	}
-	w, err := g.Broadcast(ctx, []*tensor.Tensor{t}, backend.BroadcastOptions{})
+	w, err := g.Broadcast(ctx, t, 0)
 	if err != nil {
 		return err
 	}
@@ -260,7 +259,7 @@ type chunk struct {
 	dev     Device // nil for CPU memory
 	hold    bool   // received elements stay in flat until deliver
 	members []*tensor.Tensor
-	flat    []*tensor.Tensor // one; nil until it is needed
+	flat    *tensor.Tensor   // nil until it is needed
 	parts   []*tensor.Tensor // of flat, one for each member; on a device
 	work    *work.Work
 }
@@ -318,7 +317,7 @@ func (p *chunk) drop() error {
 	if p.dev == nil || p.direct() {
 		return nil
 	}
-	return p.d.free(flat[0])
+	return p.d.free(flat)
 }
 
 func (p *chunk) start(ctx context.Context, g Group, root int) (err error) {
@@ -327,16 +326,14 @@ func (p *chunk) start(ctx context.Context, g Group, root int) (err error) {
 		for _, t := range p.members {
 			n += t.Len()
 		}
-		var flat *tensor.Tensor
 		if p.direct() {
-			flat, err = p.members[0].Reshape(n)
+			p.flat, err = p.members[0].Reshape(n)
 		} else {
-			flat, err = p.d.flat(p.members[0], n)
+			p.flat, err = p.d.flat(p.members[0], n)
 		}
 		if err != nil {
 			return err
 		}
-		p.flat = []*tensor.Tensor{flat}
 	}
 	if p.dev != nil {
 		ctx = p.dev.Context(ctx)
@@ -351,7 +348,7 @@ func (p *chunk) start(ctx context.Context, g Group, root int) (err error) {
 			return err
 		}
 	}
-	p.work, err = g.Broadcast(ctx, p.flat, backend.BroadcastOptions{Root: root})
+	p.work, err = g.Broadcast(ctx, p.flat, root)
 	return err
 }
 
@@ -386,7 +383,7 @@ func (p *chunk) eachOn(f func(member, part *tensor.Tensor) error) error {
 	if p.parts == nil {
 		at := 0
 		for _, t := range p.members {
-			part, err := p.flat[0].Slice(0, at, at+t.Len())
+			part, err := p.flat.Slice(0, at, at+t.Len())
 			if err != nil {
 				return err
 			}
@@ -407,7 +404,7 @@ func (p *chunk) eachOn(f func(member, part *tensor.Tensor) error) error {
 
 // each copies between the members and the flat tensor.
 func (p *chunk) each(copy func(*tensor.Tensor, []byte) error) error {
-	b := p.flat[0].Bytes()
+	b := p.flat.Bytes()
 	for _, t := range p.members {
 		n := t.ByteLen()
 		if err := copy(t, b[:n]); err != nil {

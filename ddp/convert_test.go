@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -17,8 +18,7 @@ var floats = []tensor.DType{
 // randomTensor has more elements than one piece, and no round number of them.
 func randomTensor(t *testing.T, dt tensor.DType) *tensor.Tensor {
 	rnd := rand.New(rand.NewPCG(1, uint64(dt)))
-	x, err := tensor.New(dt, 2*piece+37)
-	require.NoError(t, err)
+	x := must.Get(tensor.New(dt, 2*piece+37))
 	for i := range x.Len() {
 		require.NoError(t, x.SetFloat64(rnd.NormFloat64()*10, i))
 	}
@@ -30,12 +30,9 @@ func randomTensor(t *testing.T, dt tensor.DType) *tensor.Tensor {
 // eachElement requires dst[i] to be want(src[i]) rounded to dst's type.
 func eachElement(t *testing.T, dst, src *tensor.Tensor, want func(v float64) float64) {
 	t.Helper()
-	ref, err := tensor.New(dst.DType(), dst.Len())
-	require.NoError(t, err)
+	ref := must.Get(tensor.New(dst.DType(), dst.Len()))
 	for i := range src.Len() {
-		v, err := src.Float64At(i)
-		require.NoError(t, err)
-		require.NoError(t, ref.SetFloat64(want(v), i))
+		require.NoError(t, ref.SetFloat64(want(must.Get(src.Float64At(i))), i))
 	}
 	require.Equal(t, ref.Bytes(), dst.Bytes())
 }
@@ -44,8 +41,7 @@ func TestScaleAndDivide(t *testing.T) {
 	for _, dt := range floats {
 		t.Run(dt.String(), func(t *testing.T) {
 			src := randomTensor(t, dt)
-			dst, err := tensor.New(dt, src.Len())
-			require.NoError(t, err)
+			dst := must.Get(tensor.New(dt, src.Len()))
 			single := dt != tensor.Float64
 			round := func(v float64) float64 {
 				if single {
@@ -61,26 +57,20 @@ func TestScaleAndDivide(t *testing.T) {
 	}
 	for _, dt := range []tensor.DType{tensor.Complex64, tensor.Complex128} {
 		t.Run(dt.String(), func(t *testing.T) {
-			src, err := tensor.New(dt, 9)
-			require.NoError(t, err)
-			parts, err := src.ViewAsReal()
-			require.NoError(t, err)
+			src := must.Get(tensor.New(dt, 9))
+			parts := must.Get(src.ViewAsReal())
 			require.NoError(t, parts.Fill(6))
 			require.NoError(t, parts.SetFloat64(-12, 4, 1))
 			for _, f := range []func(dst, src *tensor.Tensor, n int){scale, divide} {
-				dst, err := tensor.New(dt, 9)
-				require.NoError(t, err)
+				dst := must.Get(tensor.New(dt, 9))
 				f(dst, src, 4)
-				got, err := dst.ViewAsReal()
-				require.NoError(t, err)
+				got := must.Get(dst.ViewAsReal())
 				for i := range 9 {
 					for k, want := range []float64{1.5, 1.5} {
 						if i == 4 && k == 1 {
 							want = -3
 						}
-						v, err := got.Float64At(i, k)
-						require.NoError(t, err)
-						require.Equal(t, want, v)
+						require.Equal(t, want, must.Get(got.Float64At(i, k)))
 					}
 				}
 			}
@@ -92,8 +82,7 @@ func TestConvert(t *testing.T) {
 	for _, from := range floats {
 		for _, to := range floats {
 			src := randomTensor(t, from)
-			dst, err := tensor.New(to, src.Len())
-			require.NoError(t, err)
+			dst := must.Get(tensor.New(to, src.Len()))
 			convert(dst, src)
 			eachElement(t, dst, src, func(v float64) float64 {
 				if to == tensor.Float64 || from == tensor.Float64 {
@@ -114,25 +103,4 @@ func TestKernelsAllocateNothing(t *testing.T) {
 		scale(half, half, 3)
 		divide(src, src, 3)
 	}))
-}
-
-func benchmarkKernel(b *testing.B, from, to tensor.DType, f func(dst, src *tensor.Tensor)) {
-	src, err := tensor.New(from, 1<<18)
-	require.NoError(b, err)
-	dst, err := tensor.New(to, 1<<18)
-	require.NoError(b, err)
-	b.SetBytes(int64(src.ByteLen()))
-	for b.Loop() {
-		f(dst, src)
-	}
-}
-
-func BenchmarkKernels(b *testing.B) {
-	b.Run("scale float32", func(b *testing.B) {
-		benchmarkKernel(b, tensor.Float32, tensor.Float32, func(d, s *tensor.Tensor) { scale(d, s, 3) })
-	})
-	b.Run("float32 to float16", func(b *testing.B) { benchmarkKernel(b, tensor.Float32, tensor.Float16, convert) })
-	b.Run("float16 to float32", func(b *testing.B) { benchmarkKernel(b, tensor.Float16, tensor.Float32, convert) })
-	b.Run("float32 to bfloat16", func(b *testing.B) { benchmarkKernel(b, tensor.Float32, tensor.BFloat16, convert) })
-	b.Run("bfloat16 to float32", func(b *testing.B) { benchmarkKernel(b, tensor.BFloat16, tensor.Float32, convert) })
 }

@@ -7,7 +7,8 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/option"
+	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -17,9 +18,9 @@ import (
 type Group interface {
 	Rank() int
 	Size() int
-	AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error)
-	Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.BroadcastOptions) (*work.Work, error)
-	AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error)
+	AllReduce(ctx context.Context, t *tensor.Tensor, op pg.ReduceOp, o ...pg.CallOptions) (*work.Work, error)
+	Broadcast(ctx context.Context, t *tensor.Tensor, root int, o ...pg.CallOptions) (*work.Work, error)
+	AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o ...pg.CallOptions) (*work.Work, error)
 }
 
 // Param is one parameter of the model.
@@ -177,7 +178,8 @@ func (p *param) wrap(err error) error { return &ParamError{Index: p.index, Name:
 // for training in the group. It compares the ranks' models, gives all of them
 // rank 0's parameters and buffers, and assigns gradients to buckets. Every rank
 // must call it; ctx bounds its communication.
-func New(ctx context.Context, g Group, params []Param, o Options) (*DDP, error) {
+func New(ctx context.Context, g Group, params []Param, opts ...Options) (*DDP, error) {
+	o := option.Last(opts)
 	d, err := prepare(g, params, o)
 	if err != nil {
 		return nil, err
@@ -193,7 +195,8 @@ func New(ctx context.Context, g Group, params []Param, o Options) (*DDP, error) 
 }
 
 // prepare checks the arguments of New.
-func prepare(g Group, params []Param, o Options) (*DDP, error) {
+func prepare(g Group, params []Param, opts ...Options) (*DDP, error) {
+	o := option.Last(opts)
 	if g == nil {
 		return nil, errors.New("ddp: New needs a group")
 	}
@@ -555,14 +558,14 @@ func (d *DDP) mark(p *param) error {
 
 // reduceUsed starts the all-reduce of the map of used parameters.
 func (d *DDP) reduceUsed() error {
-	m := data[int32](d.used.t[0])
+	m := data[int32](d.used.t)
 	for k, p := range d.train {
 		m[k] = 0
 		if p.touched {
 			m[k] = 1
 		}
 	}
-	if err := d.used.start(d.ctx, d.g, backend.Sum()); err != nil {
+	if err := d.used.start(d.ctx, d.g, pg.Sum()); err != nil {
 		return d.fail(fmt.Errorf("ddp: map of used parameters: %w", err))
 	}
 	return nil
@@ -576,7 +579,7 @@ func (d *DDP) waitUsed(ctx context.Context) error {
 	if err := d.used.wait(ctx); err != nil {
 		return fmt.Errorf("ddp: map of used parameters: %w", err)
 	}
-	for k, n := range data[int32](d.used.t[0]) {
+	for k, n := range data[int32](d.used.t) {
 		d.train[k].unused = n == 0
 	}
 	return nil

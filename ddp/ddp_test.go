@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -55,8 +55,7 @@ func TestMismatch(t *testing.T) {
 		},
 		"sparse": {
 			func(ps *[]ddp.Param, _ *ddp.Options) {
-				g, err := tensor.FromDense((*ps)[0].Value, 1)
-				require.NoError(t, err)
+				g := must.Get(tensor.FromDense((*ps)[0].Value, 1))
 				(*ps)[0].Grad = g
 			},
 			"ddp: ranks disagree on parameter 0: rank 0 has p0 float32[4], rank 2 has p0 float32[4] with a sparse gradient (1 sparse dimensions)", "",
@@ -99,8 +98,7 @@ func TestMismatch(t *testing.T) {
 					}
 					require.ErrorIs(t, err, ddp.ErrModelMismatch)
 					require.EqualError(t, err, want)
-					var e *ddp.MismatchError
-					require.ErrorAs(t, err, &e)
+					e := must.As[*ddp.MismatchError](t, err)
 					require.Equal(t, 0, e.Rank)
 					require.Equal(t, 2, e.Other)
 				})
@@ -119,8 +117,7 @@ func TestParamsRefuses(t *testing.T) {
 func TestNewRefuses(t *testing.T) {
 	ok := func() ddp.Param { return ddp.Param{Name: "w", Value: zeros(t, tensor.Float32, 2, 2)} }
 	shared := ok()
-	wide, err := zeros(t, tensor.Float32, 2).AsStrided([]int{2, 2}, []int{0, 1}, 0)
-	require.NoError(t, err)
+	wide := must.Get(zeros(t, tensor.Float32, 2).AsStrided([]int{2, 2}, []int{0, 1}, 0))
 	for name, tc := range map[string]struct {
 		params []ddp.Param
 		o      ddp.Options
@@ -141,20 +138,19 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			rec := &recorder{Group: newInstant()}
-			_, err := ddp.New(soon(t), rec, tc.params, tc.o)
-			require.ErrorContains(t, err, tc.want)
+			require.ErrorContains(t, must.Err(ddp.New(soon(t), rec, tc.params, tc.o)), tc.want)
 			require.Empty(t, rec.take(), "nothing was sent")
 		})
 	}
 }
 
 func TestNewNeedsAMember(t *testing.T) {
-	_, err := ddp.New(soon(t), nil, vectors(t, 1), ddp.Options{})
+	_, err := ddp.New(soon(t), nil, vectors(t, 1))
 	require.EqualError(t, err, "ddp: New needs a group")
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		sub, err := g.NewGroup(soon(t), []int{0}, pg.GroupOptions{})
+		sub, err := g.NewGroup(soon(t), []int{0})
 		require.NoError(t, err)
-		_, err = ddp.New(soon(t), sub, vectors(t, 1), ddp.Options{})
+		_, err = ddp.New(soon(t), sub, vectors(t, 1))
 		if sub.IsMember() {
 			require.NoError(t, err)
 		} else {
@@ -167,8 +163,7 @@ func TestMisuseChangesNothing(t *testing.T) {
 	ps := vectors(t, 2, 3)
 	ps = append(ps, ddp.Param{Name: "frozen", Value: zeros(t, tensor.Float32, 1), NoGrad: true},
 		ddp.Param{Name: "loose", Value: zeros(t, tensor.Float32, 1)})
-	d, err := ddp.New(soon(t), newInstant(), ps, ddp.Options{})
-	require.NoError(t, err)
+	d := must.Get(ddp.New(soon(t), newInstant(), ps))
 	require.ErrorIs(t, d.Ready(0), ddp.ErrNotBegun)
 	require.ErrorIs(t, d.Finish(soon(t)), ddp.ErrNotBegun)
 	require.NoError(t, d.Begin(soon(t)))
@@ -182,11 +177,10 @@ func TestMisuseChangesNothing(t *testing.T) {
 	require.Nil(t, d.GradView(0))
 	fill(t, ps[0].Grad, 3)
 	require.NoError(t, d.Ready(0))
-	err = d.Ready(0)
+	err := d.Ready(0)
 	require.ErrorIs(t, err, ddp.ErrMarkedTwice)
 	require.ErrorContains(t, err, "ddp: parameter 0 (p0): expected to mark a variable ready only once")
-	var pe *ddp.ParamError
-	require.ErrorAs(t, err, &pe)
+	pe := must.As[*ddp.ParamError](t, err)
 	require.Equal(t, 0, pe.Index)
 	require.NoError(t, d.Ready(1))
 	loose := zeros(t, tensor.Float32, 1)
@@ -201,27 +195,25 @@ func TestUnfinished(t *testing.T) {
 	for name, end := range map[string]func(d *ddp.DDP) error{
 		"Finish": func(d *ddp.DDP) error { return d.Finish(soon(t)) },
 		"Begin":  func(d *ddp.DDP) error { return d.Begin(soon(t)) },
-		"Join":   func(d *ddp.DDP) error { return d.Join(soon(t), ddp.JoinOptions{}, func() error { return nil }) },
+		"Join":   func(d *ddp.DDP) error { return d.Join(soon(t), func() error { return nil }) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			d, err := ddp.New(soon(t), newInstant(), vectors(t, 2, 3, 4), ddp.Options{})
-			require.NoError(t, err)
+			d := must.Get(ddp.New(soon(t), newInstant(), vectors(t, 2, 3, 4)))
 			require.NoError(t, d.Begin(soon(t)))
 			require.NoError(t, d.Begin(soon(t)), "a forward pass alone needs no Finish")
 			require.NoError(t, d.Ready(1))
-			err = end(d)
+			err := end(d)
 			require.ErrorIs(t, err, ddp.ErrUnfinished)
 			require.EqualError(t, err, "ddp: expected to have finished reduction in the prior iteration before starting a new one; "+
 				"parameters which did not receive grad for rank 0: 0 (p0), 2 (p2); if they took no part in the loss, set FindUnused")
-			for _, after := range []error{d.Begin(soon(t)), d.Ready(0), d.Finish(soon(t)), d.Join(soon(t), ddp.JoinOptions{}, nil)} {
+			for _, after := range []error{d.Begin(soon(t)), d.Ready(0), d.Finish(soon(t)), d.Join(soon(t), nil)} {
 				require.ErrorIs(t, after, ddp.ErrFailed)
 				require.ErrorIs(t, after, ddp.ErrUnfinished)
 			}
 		})
 	}
 	t.Run("no Finish", func(t *testing.T) {
-		d, err := ddp.New(soon(t), newInstant(), vectors(t, 2), ddp.Options{})
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), newInstant(), vectors(t, 2)))
 		require.NoError(t, d.Begin(soon(t)))
 		require.NoError(t, d.Ready(0))
 		require.EqualError(t, d.Begin(soon(t)), "ddp: expected to have finished reduction in the prior iteration before starting a new one; call Finish after the backward pass")
@@ -270,16 +262,14 @@ func TestNoSyncAccumulates(t *testing.T) {
 		})
 	}
 	sentinel := errors.New("stop")
-	d, err := ddp.New(soon(t), newInstant(), vectors(t, 1), ddp.Options{})
-	require.NoError(t, err)
+	d := must.Get(ddp.New(soon(t), newInstant(), vectors(t, 1)))
 	require.ErrorIs(t, d.NoSync(func() error { return sentinel }), sentinel)
 }
 
 func TestUnusedParameters(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		ps := vectors(t, 2, 3, 4, 5, 6)
-		d, err := ddp.New(soon(t), g, ps, ddp.Options{FindUnused: true, FirstBucket: 1, BucketCap: 1})
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), g, ps, ddp.Options{FindUnused: true, FirstBucket: 1, BucketCap: 1}))
 		for i := range ps {
 			fill(t, ps[i].Grad, 50)
 		}
@@ -324,8 +314,7 @@ func TestUnusedParameters(t *testing.T) {
 func TestStaticGraph(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		ps := vectors(t, 2, 3, 4)
-		d, err := ddp.New(soon(t), g, ps, ddp.Options{StaticGraph: true, FirstBucket: 1, BucketCap: 1})
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), g, ps, ddp.Options{StaticGraph: true, FirstBucket: 1, BucketCap: 1}))
 		for it := range 4 {
 			fill(t, ps[1].Grad, -1)
 			require.NoError(t, d.Begin(soon(t)))
@@ -346,7 +335,7 @@ func TestStaticGraph(t *testing.T) {
 		require.NoError(t, d.Ready(2))
 		require.NoError(t, d.Ready(2))
 		require.ErrorIs(t, d.Ready(2), ddp.ErrGraphChanged, "a third time")
-		err = d.Finish(soon(t))
+		err := d.Finish(soon(t))
 		require.ErrorIs(t, err, ddp.ErrUnfinished)
 		require.ErrorIs(t, err, ddp.ErrGraphChanged)
 		require.ErrorContains(t, err, "0 (p0)")
@@ -359,19 +348,15 @@ func TestSparseGradients(t *testing.T) {
 			pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
 				ps := vectors(t, 2, 12, 2)
 				ps[1].Value = zeros(t, tensor.Float32, 6, 2)
-				grad, err := tensor.FromDense(ps[1].Value, 1)
-				require.NoError(t, err)
+				grad := must.Get(tensor.FromDense(ps[1].Value, 1))
 				ps[1].Grad = grad
-				d, err := ddp.New(soon(t), g, ps, ddp.Options{FindUnused: unused})
-				require.NoError(t, err)
+				d := must.Get(ddp.New(soon(t), g, ps, ddp.Options{FindUnused: unused}))
 				require.Contains(t, d.Buckets(), []int{1})
 				for range 3 {
 					// Each rank has row rank twice and row 5; rank 2 has none if it may.
-					rows, err := tensor.Of([]int64{int64(g.Rank()), 5, int64(g.Rank())}, 1, 3)
-					require.NoError(t, err)
+					rows := must.Get(tensor.Of([]int64{int64(g.Rank()), 5, int64(g.Rank())}, 1, 3))
 					mine := []float32{1, 2, 3, 4, 5, 6}
-					values, err := tensor.Of(mine, 3, 2)
-					require.NoError(t, err)
+					values := must.Get(tensor.Of(mine, 3, 2))
 					require.NoError(t, grad.SetSparse(rows, values, false))
 					require.NoError(t, d.Begin(soon(t)))
 					require.NoError(t, d.Ready(0))
@@ -382,10 +367,8 @@ func TestSparseGradients(t *testing.T) {
 					require.NoError(t, d.Ready(2))
 					require.NoError(t, d.Finish(soon(t)))
 					require.Equal(t, []float32{1, 2, 3, 4, 5, 6}, mine, "the trainer's values stay")
-					dense, err := grad.Dense()
-					require.NoError(t, err)
-					got, err := tensor.Data[float32](dense)
-					require.NoError(t, err)
+					dense := must.Get(grad.Dense())
+					got := must.Get(tensor.Data[float32](dense))
 					ranks := float32(3)
 					if unused {
 						ranks = 2
@@ -404,15 +387,13 @@ func TestSparseGradients(t *testing.T) {
 func TestBuffersComeFromRankZero(t *testing.T) {
 	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
 		mean, steps := zeros(t, tensor.Float32, 4), zeros(t, tensor.Int64)
-		strided, err := zeros(t, tensor.Float32, 3, 2).Transpose(0, 1)
-		require.NoError(t, err)
+		strided := must.Get(zeros(t, tensor.Float32, 3, 2).Transpose(0, 1))
 		o := ddp.Options{Buffers: []ddp.Buffer{{Name: "mean", Value: mean}, {Name: "steps", Value: steps}, {Name: "strided", Value: strided}}}
 		for _, b := range o.Buffers {
 			fill(t, b.Value, float64(10+g.Rank()))
 		}
 		ps := vectors(t, 2)
-		d, err := ddp.New(soon(t), g, ps, o)
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), g, ps, o))
 		for i := range 3 {
 			if i > 0 {
 				require.NoError(t, d.Begin(soon(t)))
@@ -425,8 +406,7 @@ func TestBuffersComeFromRankZero(t *testing.T) {
 			}
 		}
 		o.NoBroadcastBuffers = true
-		d, err = ddp.New(soon(t), g, ps, o)
-		require.NoError(t, err)
+		d = must.Get(ddp.New(soon(t), g, ps, o))
 		fill(t, mean, float64(g.Rank()))
 		step(t, d, ps, 1)
 		require.Equal(t, float64(g.Rank()), first(t, mean))
@@ -439,9 +419,7 @@ func TestFailureNamesBucketAndParameters(t *testing.T) {
 	defer job.Close()
 	groups := make([]*pg.ProcessGroup, job.Size)
 	for r := range groups {
-		var err error
-		groups[r], err = job.Join(soon(t), r)
-		require.NoError(t, err)
+		groups[r] = must.Get(job.Join(soon(t), r))
 	}
 	var wg sync.WaitGroup
 	for _, g := range groups {
@@ -487,18 +465,17 @@ func TestFailureNamesBucketAndParameters(t *testing.T) {
 // held is a group whose collectives of float32 never end by themselves.
 type held struct{ instant }
 
-func (g held) AllReduce(context.Context, []*tensor.Tensor, backend.AllReduceOptions) (*work.Work, error) {
+func (g held) AllReduce(context.Context, *tensor.Tensor, pg.ReduceOp, ...pg.CallOptions) (*work.Work, error) {
 	return work.NewPromise(work.Info{Op: work.AllReduce, Seq: 4}).Work(), nil
 }
 
 func TestFinishObeysItsContext(t *testing.T) {
-	d, err := ddp.New(soon(t), held{newInstant()}, vectors(t, 2), ddp.Options{})
-	require.NoError(t, err)
+	d := must.Get(ddp.New(soon(t), held{newInstant()}, vectors(t, 2)))
 	require.NoError(t, d.Begin(soon(t)))
 	require.NoError(t, d.Ready(0))
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	err = d.Finish(ctx)
+	err := d.Finish(ctx)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "ddp: bucket 0 with parameters 0 (p0): work: all_reduce seq 4")
 }
@@ -524,8 +501,7 @@ func TestViewsKeepTheirElementsOverARebuild(t *testing.T) {
 func TestReadyFromManyGoroutines(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		ps := vectors(t, 1, 2, 3, 4, 5, 6, 7, 8)
-		d, err := ddp.New(soon(t), g, ps, ddp.Options{FirstBucket: 1, BucketCap: 1})
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), g, ps, ddp.Options{FirstBucket: 1, BucketCap: 1}))
 		for range 5 {
 			require.NoError(t, d.Begin(soon(t)))
 			var wg sync.WaitGroup
@@ -591,8 +567,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 
 func TestStats(t *testing.T) {
 	ps := vectors(t, 4, 4)
-	d, err := ddp.New(soon(t), newInstant(), ps, ddp.Options{})
-	require.NoError(t, err)
+	d := must.Get(ddp.New(soon(t), newInstant(), ps))
 	require.Zero(t, d.Stats())
 	for range 205 {
 		require.NoError(t, d.Begin(soon(t)))
@@ -616,18 +591,14 @@ func TestStats(t *testing.T) {
 func TestUnusedSparseGradient(t *testing.T) {
 	for _, views := range []bool{false, true} {
 		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-			indices, err := tensor.Of([]int64{1}, 1, 1)
-			require.NoError(t, err)
-			values, err := tensor.Of([]float32{5}, 1)
-			require.NoError(t, err)
-			sparse, err := tensor.Sparse(indices, values, 4)
-			require.NoError(t, err)
+			indices := must.Get(tensor.Of([]int64{1}, 1, 1))
+			values := must.Get(tensor.Of([]float32{5}, 1))
+			sparse := must.Get(tensor.Sparse(indices, values, 4))
 			ps := append(vectors(t, 2), ddp.Param{Value: zeros(t, tensor.Float32, 4), Grad: sparse})
 			if views {
 				ps[0].Grad = nil
 			}
-			d, err := ddp.New(soon(t), g, ps, ddp.Options{FindUnused: true, GradientAsBucketView: views})
-			require.NoError(t, err)
+			d := must.Get(ddp.New(soon(t), g, ps, ddp.Options{FindUnused: true, GradientAsBucketView: views}))
 			require.NoError(t, d.Begin(soon(t)))
 			require.NoError(t, d.Ready(0))
 			require.NoError(t, d.Finish(soon(t)))

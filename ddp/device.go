@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -74,7 +74,7 @@ func (b *Bucket) context(ctx context.Context) context.Context {
 
 // Errors of helpers for hooks.
 var (
-	errDivideOnDevice = errors.New("ddp: only gradients in CPU memory can be divided; on a device reduce with backend.Avg()")
+	errDivideOnDevice = errors.New("ddp: only gradients in CPU memory can be divided; on a device reduce with pg.Avg()")
 	errCastOnDevice   = errors.New("ddp: gradients on a device can be cast only if Options.Device has a method Cast(dst, src *tensor.Tensor) error")
 )
 
@@ -172,11 +172,11 @@ func (b *Bucket) copyOn(dst, src *tensor.Tensor) error {
 }
 
 // average is the operator of a bucket whose collective divides.
-func (d *DDP) average() backend.ReduceOp {
+func (d *DDP) average() pg.ReduceOp {
 	if d.join.on && d.join.o.DivideByActive {
-		return backend.PreMulSum(1 / float64(d.divisor))
+		return pg.PreMulSum(1 / float64(d.divisor))
 	}
-	return backend.Avg()
+	return pg.Avg()
 }
 
 // flight is a collective on device tensors. The stream is ordered after it, and its error has not

@@ -21,7 +21,7 @@
 //		...
 //		params = append(params, ddp.Param{Name: l.Name + ".weight", Value: w, Grad: dw})
 //	}
-//	d, err := ddp.New(ctx, group, params, ddp.Options{})
+//	d, err := ddp.New(ctx, group, params)
 //	if err != nil {
 //		return err // the ranks' models differ, or a rank is gone
 //	}
@@ -113,8 +113,9 @@
 // bucket follows the kernels that computed its gradients, and the optimizer's kernels follow the
 // averages. FindUnused still blocks, because it needs the other ranks' data on the host.
 //
-// On a device the group divides (backend.Avg()). Hooks that cast gradients work in CPU memory only.
-// Call Wait to learn whether the collectives succeeded, for example before a checkpoint.
+// On a device the group divides (pg.Avg()). Hooks that cast gradients need a Device
+// with a method Cast, as that of ddp/gpu has. Call Wait to learn whether the collectives succeeded,
+// for example before a checkpoint.
 //
 // # Errors
 //

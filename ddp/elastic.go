@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -17,7 +18,7 @@ import (
 type ElasticGroup interface {
 	Group
 	Pending(ctx context.Context) (int, error)
-	Reconfigure(ctx context.Context, o pg.ReconfigureOptions) (pg.View, error)
+	Reconfigure(ctx context.Context, o ...pg.ReconfigureOptions) (pg.View, error)
 }
 
 // ElasticOptions are the options of NewElastic. The zero value works. All ranks must choose the
@@ -83,7 +84,12 @@ type Elastic struct {
 	saved  []*tensor.Tensor // the buffers after the last step
 	fresh  []int            // the ranks of newcomers
 	warned bool             // of the store's error
+	pause  int              // how many looks for newcomers are left out after an error
+	left   int              // those of them that are left
 }
+
+// longestPause bounds Elastic.pause. A look at a store that has stopped takes 5 s.
+const longestPause = 64
 
 // NewElastic is New for a group whose ranks come and go. Newcomers call it when pg.Join has returned,
 // while the other ranks are in Step. All ranks then compare their models. A newcomer with another
@@ -91,7 +97,8 @@ type Elastic struct {
 //
 // Make g with pg.Options.Elastic. Prepare the model before pg.Join, because the members wait for
 // NewElastic of a newcomer.
-func NewElastic(ctx context.Context, g ElasticGroup, params []Param, o ElasticOptions) (*Elastic, error) {
+func NewElastic(ctx context.Context, g ElasticGroup, params []Param, opts ...ElasticOptions) (*Elastic, error) {
+	o := option.Last(opts)
 	if o.PyTorch {
 		return nil, fmt.Errorf("ddp: NewElastic with Options.PyTorch: PyTorch ranks cannot change their group: %w", errors.ErrUnsupported)
 	}
@@ -174,18 +181,18 @@ func (e *Elastic) Finish(ctx context.Context) error {
 // the next epoch, too. At the end every rank has the State of the rank that has done most steps. No
 // newcomers are looked for, but those that wait are taken in after a fault. They have to call Join,
 // too: Joins says which.
-func (e *Elastic) Join(ctx context.Context, o JoinOptions, train func() error) error {
+func (e *Elastic) Join(ctx context.Context, train func() error, o ...JoinOptions) error {
 	trained := false
 	for at := e.joins; e.joins == at; {
 		err := e.mend(ctx)
 		if err == nil && e.joins == at {
-			err = e.DDP.Join(ctx, o, func() (err error) {
+			err = e.DDP.Join(ctx, func() (err error) {
 				if !trained {
 					err = train()
 					trained = err == nil
 				}
 				return err
-			})
+			}, o...)
 			if err != nil && !trained {
 				return err
 			}
@@ -243,8 +250,18 @@ func (e *Elastic) ready(ctx context.Context, at int) error {
 // pending returns how many newcomers can be taken in, the same number on every rank.
 func (e *Elastic) pending(ctx context.Context) (int64, error) {
 	waiting := []int64{0}
-	if most := e.options.Reconfigure.Max; e.g.Rank() == 0 && (most <= 0 || e.g.Size() < most) {
+	switch most := e.options.Reconfigure.Max; {
+	case e.g.Rank() > 0 || most > 0 && e.g.Size() >= most:
+	case e.left > 0:
+		e.left--
+	default:
 		n, err := e.group.Pending(ctx)
+		if e.pause = 2 * e.pause; err == nil {
+			e.pause = 0
+		} else {
+			e.pause = min(max(e.pause, 1), longestPause)
+		}
+		e.left = e.pause
 		if err != nil && !e.warned {
 			e.warned = true
 			slog.Default().Warn("ddp: no newcomer can be taken in", "error", err)
@@ -421,7 +438,7 @@ func (e *Elastic) send(ctx context.Context, source int, replicated []*tensor.Ten
 	var sum uint32
 	for i := range b.chunks {
 		if c := &b.chunks[i]; c.dev == nil {
-			sum = crc32.Update(sum, castagnoli, c.flat[0].Bytes())
+			sum = crc32.Update(sum, castagnoli, c.flat.Bytes())
 		}
 	}
 	all, err := gather(ctx, d.g, []int64{int64(sum)})

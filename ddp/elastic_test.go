@@ -13,8 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -72,11 +72,10 @@ func (r *elasticRank) grad(i int, v float64) {
 }
 
 // step is a step of the training.
-func (r *elasticRank) step(step int) error {
+func (r *elasticRank) step(step int) (err error) {
+	defer must.Catch(&err)
 	r.calls = append(r.calls, step)
-	if err := r.Begin(soon(r.t)); err != nil {
-		return err
-	}
+	must.Do(r.Begin(soon(r.t)))
 	fill(r.t, r.mean, first(r.t, r.mean)+1)
 	mine := 0.
 	for n := 12*step + r.g.Rank(); n < 12*step+12; n += r.g.Size() {
@@ -84,18 +83,12 @@ func (r *elasticRank) step(step int) error {
 	}
 	for i := len(r.params) - 1; i >= 0; i-- {
 		r.grad(i, mine*float64(i+1))
-		if err := r.Ready(i); err != nil {
-			return err
-		}
+		must.Do(r.Ready(i))
 	}
 	if r.inStep != nil {
-		if err := r.inStep(r, step); err != nil {
-			return err
-		}
+		must.Do(r.inStep(r, step))
 	}
-	if err := r.Finish(soon(r.t)); err != nil {
-		return err
-	}
+	must.Do(r.Finish(soon(r.t)))
 	for i, p := range r.params {
 		grad := p.Grad
 		if grad == nil {
@@ -174,6 +167,7 @@ func elastic(t *testing.T, size, newcomers int, f func(t *testing.T, j *pgtest.J
 				}
 				defer g.Close()
 				errs[id] = errors.New("the rank's test has failed")
+				defer must.Catch(&errs[id])
 				if errs[id] = f(t, j, g, id); errs[id] == nil {
 					once.Do(trained.Done)
 					trained.Wait()
@@ -203,19 +197,14 @@ func TestElasticRanksDie(t *testing.T) {
 	for mode, o := range modes {
 		t.Run(mode, func(t *testing.T) {
 			elastic(t, 4, 0, func(t *testing.T, j *pgtest.Job, g *pg.ProcessGroup, id int) error {
-				r, err := newElasticRank(t, j, g, ddp.ElasticOptions{Options: o}, nil)
-				if err != nil {
-					return err
-				}
+				r := must.Get(newElasticRank(t, j, g, ddp.ElasticOptions{Options: o}, nil))
 				r.inStep = func(r *elasticRank, step int) error {
 					if id == 0 && step == 3 || id == 2 && step == 5 {
 						return r.die()
 					}
 					return nil
 				}
-				if err := r.train(8); err != nil {
-					return err
-				}
+				must.Do(r.train(8))
 				require.Equal(t, []int{0, 1, 2, 3, 4, 5, 6, 7}, slices.Compact(r.calls))
 				require.Len(t, r.views, 2)
 				require.Equal(t, []int{1, 3}, r.views[1].IDs)
@@ -230,10 +219,7 @@ func TestElasticNewcomers(t *testing.T) {
 	for mode, o := range modes {
 		t.Run(mode, func(t *testing.T) {
 			elastic(t, 2, 2, func(t *testing.T, j *pgtest.Job, g *pg.ProcessGroup, id int) error {
-				r, err := newElasticRank(t, j, g, ddp.ElasticOptions{Options: o, Every: 2}, nil)
-				if err != nil {
-					return err
-				}
+				r := must.Get(newElasticRank(t, j, g, ddp.ElasticOptions{Options: o, Every: 2}, nil))
 				r.inStep = func(r *elasticRank, step int) error {
 					if step == 2 {
 						time.Sleep(5 * time.Millisecond) // of virtual time: both newcomers wait
@@ -243,9 +229,7 @@ func TestElasticNewcomers(t *testing.T) {
 					}
 					return nil
 				}
-				if err := r.train(9); err != nil {
-					return err
-				}
+				must.Do(r.train(9))
 				if id >= 2 {
 					require.Less(t, r.calls[0], 5, "it came early")
 				}
@@ -299,14 +283,14 @@ func TestElasticBehind(t *testing.T) {
 // meddler changes what a rank does with the state that is sent.
 type meddler struct {
 	ddp.ElasticGroup
-	broadcast func(g ddp.ElasticGroup, ts []*tensor.Tensor) error // before a large broadcast
+	broadcast func(g ddp.ElasticGroup, t *tensor.Tensor) error // before a large broadcast
 }
 
-func (m *meddler) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.BroadcastOptions) (*work.Work, error) {
-	w, err := m.ElasticGroup.Broadcast(ctx, ts, o)
-	if err == nil && ts[0].DType() == tensor.Float32 && ts[0].Len() > 4 {
+func (m *meddler) Broadcast(ctx context.Context, t *tensor.Tensor, root int, o ...pg.CallOptions) (*work.Work, error) {
+	w, err := m.ElasticGroup.Broadcast(ctx, t, root, o...)
+	if err == nil && t.DType() == tensor.Float32 && t.Len() > 4 {
 		if w.Wait(ctx) == nil {
-			err = m.broadcast(m.ElasticGroup, ts)
+			err = m.broadcast(m.ElasticGroup, t)
 		}
 	}
 	return w, err
@@ -319,12 +303,12 @@ func TestElasticChecksum(t *testing.T) {
 		for _, p := range params {
 			fill(t, p.Value, float64(g.Rank()))
 		}
-		_, err := ddp.NewElastic(soon(t), &meddler{g, func(g ddp.ElasticGroup, ts []*tensor.Tensor) error {
+		_, err := ddp.NewElastic(soon(t), &meddler{g, func(g ddp.ElasticGroup, t *tensor.Tensor) error {
 			if g.Rank() == 2 {
-				ts[0].Bytes()[5] ^= 4
+				t.Bytes()[5] ^= 4
 			}
 			return nil
-		}}, params, ddp.ElasticOptions{})
+		}}, params)
 		require.ErrorIs(t, err, work.ErrCorrupted)
 		require.ErrorContains(t, err, "on rank 2: ")
 		require.ErrorContains(t, err, "ddp: state from rank 0 has checksum")
@@ -339,7 +323,7 @@ func TestElasticSourceDies(t *testing.T) {
 	elastic(t, 3, 1, func(t *testing.T, j *pgtest.Job, g *pg.ProcessGroup, id int) error {
 		var r *elasticRank
 		r, err := newElasticRank(t, j, g, ddp.ElasticOptions{}, func(g ddp.ElasticGroup) ddp.ElasticGroup {
-			return &meddler{g, func(g ddp.ElasticGroup, ts []*tensor.Tensor) error {
+			return &meddler{g, func(g ddp.ElasticGroup, t *tensor.Tensor) error {
 				if id == 0 && r != nil {
 					j.Fabric().Kill("0@1", 0)
 					return errKilled
@@ -351,9 +335,7 @@ func TestElasticSourceDies(t *testing.T) {
 			return err
 		}
 		r.inStep = func(*elasticRank, int) error { time.Sleep(time.Millisecond); return nil }
-		if err := r.train(20); err != nil {
-			return err
-		}
+		must.Do(r.train(20))
 		require.Equal(t, 3, g.Size())
 		return r.check(20)
 	})
@@ -363,20 +345,14 @@ func TestElasticSourceDies(t *testing.T) {
 func TestElasticOtherModel(t *testing.T) {
 	elastic(t, 2, 1, func(t *testing.T, j *pgtest.Job, g *pg.ProcessGroup, id int) error {
 		if id == 2 {
-			_, err := ddp.NewElastic(soon(t), g, vectors(t, 2, 4, 1), ddp.ElasticOptions{})
-			var m *ddp.MismatchError
-			require.ErrorAs(t, err, &m)
+			_, err := ddp.NewElastic(soon(t), g, vectors(t, 2, 4, 1))
+			m := must.As[*ddp.MismatchError](t, err)
 			require.Equal(t, 2, m.Other)
 			return g.Close()
 		}
-		r, err := newElasticRank(t, j, g, ddp.ElasticOptions{}, nil)
-		if err != nil {
-			return err
-		}
+		r := must.Get(newElasticRank(t, j, g, ddp.ElasticOptions{}, nil))
 		r.inStep = func(*elasticRank, int) error { time.Sleep(time.Millisecond); return nil }
-		if err := r.train(20); err != nil {
-			return err
-		}
+		must.Do(r.train(20))
 		require.Len(t, r.views, 1)
 		require.Equal(t, 2, r.views[0].Epoch)
 		require.Equal(t, []int{0, 1}, r.views[0].IDs)
@@ -394,16 +370,13 @@ func TestElasticNoSync(t *testing.T) {
 		for r.Steps() < 4 {
 			err := r.Step(soon(t), func(step int) error {
 				sum := 0.
-				pass := func() error {
-					if err := r.Begin(soon(t)); err != nil {
-						return err
-					}
+				pass := func() (err error) {
+					defer must.Catch(&err)
+					must.Do(r.Begin(soon(t)))
 					sum += float64(step + 1)
 					for i := range r.params {
 						fill(t, r.params[i].Grad, sum)
-						if err := r.Ready(i); err != nil {
-							return err
-						}
+						must.Do(r.Ready(i))
 					}
 					if id == 1 && step == 2 {
 						return r.die()
@@ -443,25 +416,20 @@ func TestElasticJoin(t *testing.T) {
 				for round := range 2 {
 					from := r.Steps()
 					done := 0
-					err = r.Join(soon(t), ddp.JoinOptions{}, func() error {
+					err = r.Join(soon(t), func() error {
 						for r.Steps() < from+inputs[id] {
-							err := r.Step(soon(t), func(step int) error {
+							err := r.Step(soon(t), func(step int) (err error) {
+								defer must.Catch(&err)
 								if id == 2 && round == 1 && step == from+3 {
 									synctest.Wait() // the others need this rank for this step, and have done the last one
 									return r.die()
 								}
-								if err := r.Begin(soon(t)); err != nil {
-									return err
-								}
+								must.Do(r.Begin(soon(t)))
 								for i := range r.params {
 									r.grad(i, 12)
-									if err := r.Ready(i); err != nil {
-										return err
-									}
+									must.Do(r.Ready(i))
 								}
-								if err := r.Finish(soon(t)); err != nil {
-									return err
-								}
+								must.Do(r.Finish(soon(t)))
 								done++
 								grad := r.params[0].Grad
 								if grad == nil {
@@ -499,7 +467,7 @@ func TestElasticJoin(t *testing.T) {
 func TestElasticTooFew(t *testing.T) {
 	elastic(t, 3, 0, func(t *testing.T, j *pgtest.Job, g *pg.ProcessGroup, id int) error {
 		r, err := newElasticRank(t, j, g, ddp.ElasticOptions{
-			Reconfigure: pg.ReconfigureOptions{Min: 3, Patience: time.Second},
+			Reconfigure: pg.ReconfigureOptions{Min: 3, Timeout: time.Second},
 		}, nil)
 		if err != nil {
 			return err
@@ -528,8 +496,7 @@ func TestElasticRefuses(t *testing.T) {
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		_, err = ddp.NewElastic(soon(t), g, vectors(t, 1), ddp.ElasticOptions{State: []*tensor.Tensor{nil}})
 		require.EqualError(t, err, "ddp: State[0]: nil tensor")
-		e, err := ddp.NewElastic(soon(t), g, vectors(t, 1), ddp.ElasticOptions{})
-		require.NoError(t, err)
+		e := must.Get(ddp.NewElastic(soon(t), g, vectors(t, 1)))
 		wrong := errors.New("wrong")
 		require.ErrorIs(t, e.Step(soon(t), func(int) error { return wrong }), wrong)
 		require.Zero(t, e.Steps())
@@ -540,8 +507,7 @@ func TestElasticRefuses(t *testing.T) {
 // exactly, also when buckets of the same length have other parameters first.
 func TestElasticPowerSGD(t *testing.T) {
 	elastic(t, 3, 1, func(t *testing.T, j *pgtest.Job, g *pg.ProcessGroup, id int) error {
-		s, err := ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 3})
-		require.NoError(t, err)
+		s := must.Get(ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 3}))
 		var ps []ddp.Param
 		for _, n := range []int{20, 16} {
 			ps = append(ps, ddp.Param{Value: zeros(t, tensor.Float32, n, 30), Grad: zeros(t, tensor.Float32, n, 30)})
@@ -552,35 +518,28 @@ func TestElasticPowerSGD(t *testing.T) {
 		}
 		r, tries := &elasticRank{t: t, job: j, g: g}, 0
 		for e.Steps() < 16 {
-			err := e.Step(soon(t), func(step int) error {
+			err := e.Step(soon(t), func(step int) (err error) {
+				defer must.Catch(&err)
 				if tries++; tries > 18 {
 					return fmt.Errorf("step %d has been tried again and again", step)
 				}
 				if step == 10 {
 					time.Sleep(5 * time.Millisecond) // of virtual time: the newcomer waits
 				}
-				if err := e.Begin(soon(t)); err != nil {
-					return err
-				}
+				must.Do(e.Begin(soon(t)))
 				for i := len(ps) - 1; i >= 0; i-- {
-					grad, err := tensor.Data[float32](ps[i].Grad)
-					require.NoError(t, err)
+					grad := must.Get(tensor.Data[float32](ps[i].Grad))
 					for k := range grad {
 						grad[k] = float32((k/30 + 1) * (k%30 + 1))
 					}
-					if err := e.Ready(i); err != nil {
-						return err
-					}
+					must.Do(e.Ready(i))
 				}
 				if id == 2 && step == 5 {
 					return r.die()
 				}
-				if err := e.Finish(soon(t)); err != nil {
-					return err
-				}
+				must.Do(e.Finish(soon(t)))
 				for i := range ps {
-					grad, err := tensor.Data[float32](ps[i].Grad)
-					require.NoError(t, err)
+					grad := must.Get(tensor.Data[float32](ps[i].Grad))
 					for k, v := range grad {
 						if want := float64((k/30 + 1) * (k%30 + 1)); math.Abs(float64(v)/want-1) > 1e-3 {
 							return fmt.Errorf("step %d: element %d of gradient %d is %v, want %v", step, k, i, v, want)
@@ -598,30 +557,55 @@ func TestElasticPowerSGD(t *testing.T) {
 	})
 }
 
+// unasked is a group whose store does not answer.
+type unasked struct {
+	ddp.ElasticGroup
+	asked int
+}
+
+func (u *unasked) Pending(context.Context) (int, error) {
+	u.asked++
+	return 0, errors.New("the store does not answer")
+}
+
+// TestElasticStoreStops: a step does not ask a store that has not answered the steps before.
+func TestElasticStoreStops(t *testing.T) {
+	elastic(t, 2, 0, func(t *testing.T, j *pgtest.Job, g *pg.ProcessGroup, id int) error {
+		u := &unasked{ElasticGroup: g}
+		r, err := newElasticRank(t, j, g, ddp.ElasticOptions{}, func(ddp.ElasticGroup) ddp.ElasticGroup { return u })
+		if err != nil {
+			return err
+		}
+		if err := r.train(30); err != nil {
+			return err
+		}
+		if g.Rank() == 0 && (u.asked == 0 || u.asked > 5) {
+			return fmt.Errorf("it has asked %d times in 30 steps", u.asked)
+		}
+		return r.check(30)
+	})
+}
+
 // TestElasticOldGroup: a hook's group ends with its epoch. Step says so, and tries no more epochs.
 func TestElasticOldGroup(t *testing.T) {
 	elastic(t, 4, 0, func(t *testing.T, j *pgtest.Job, g *pg.ProcessGroup, id int) error {
-		pair, err := g.NewSubgroups(t.Context(), 2, pg.GroupOptions{})
-		require.NoError(t, err)
+		pair := must.Get(g.NewSubgroups(t.Context(), 2))
 		e, err := ddp.NewElastic(soon(t), g, vectors(t, 3), ddp.ElasticOptions{Options: ddp.Options{Hook: ddp.PostLocalSGDHook(pair, 0)}})
 		if err != nil {
 			return err
 		}
 		tries := 0
 		for e.Steps() < 4 && err == nil {
-			err = e.Step(soon(t), func(step int) error {
+			err = e.Step(soon(t), func(step int) (err error) {
+				defer must.Catch(&err)
 				if tries++; tries > 8 {
 					return errors.New("again and again")
 				}
-				if err := e.Begin(soon(t)); err != nil {
-					return err
-				}
+				must.Do(e.Begin(soon(t)))
 				if id == 1 && step == 2 {
 					return (&elasticRank{job: j, g: g}).die()
 				}
-				if err := e.Ready(0); err != nil {
-					return err
-				}
+				must.Do(e.Ready(0))
 				return e.Finish(soon(t))
 			})
 		}

@@ -10,7 +10,6 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/pg/pgtest"
-	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -76,7 +75,7 @@ func ExampleBF16CompressHook() {
 // A hook of the program: the largest gradient of all ranks in place of the average.
 func ExampleHook() {
 	largest := func(ctx context.Context, b *ddp.Bucket) (*work.Work, error) {
-		return b.Group().AllReduce(ctx, []*tensor.Tensor{b.Buffer()}, backend.AllReduceOptions{Op: backend.Max()})
+		return b.Group().AllReduce(ctx, b.Buffer(), backend.Max())
 	}
 	ranks(ddp.Options{Hook: largest}, func(ctx context.Context, rank int, d *ddp.DDP, grad []float32) (string, error) {
 		err := oneBatch(ctx, d, grad, float32(10+rank))
@@ -115,7 +114,7 @@ func ExampleDDP_Join() {
 	ranks(ddp.Options{}, func(ctx context.Context, rank int, d *ddp.DDP, grad []float32) (string, error) {
 		batches := [][]float32{{4}, {2, 6, 8}}[rank]
 		var averages []float32
-		err := d.Join(ctx, ddp.JoinOptions{}, func() error {
+		err := d.Join(ctx, func() error {
 			for _, g := range batches {
 				grad[0] = 0
 				if err := oneBatch(ctx, d, grad, g); err != nil {

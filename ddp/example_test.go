@@ -25,7 +25,7 @@ func train(ctx context.Context, g *pg.ProcessGroup) (*line, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := ddp.New(ctx, g, params, ddp.Options{})
+	d, err := ddp.New(ctx, g, params)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -33,10 +34,8 @@ func TestForeignRanksNeedAnOption(t *testing.T) {
 		}
 		_, err := ddp.New(soon(t), mixed{g}, params(), ddp.Options{PyTorch: true})
 		require.NoError(t, err)
-		_, err = ddp.New(soon(t), mixed{g}, params(), ddp.Options{})
+		_, err = ddp.New(soon(t), mixed{g}, params())
 		require.EqualError(t, err, "ddp: rank 1 is PyTorch's: set Options.PyTorch on every Go rank")
-		b, err := g.Backend(tensor.CPU)
-		require.NoError(t, err)
-		require.Error(t, b.(interface{ Err() error }).Err(), "the group goes on")
+		require.Error(t, must.Get(g.Backend(tensor.CPU)).(interface{ Err() error }).Err(), "the group goes on")
 	})
 }

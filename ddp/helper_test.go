@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -43,19 +43,19 @@ func (r *recorder) take() []string {
 	return c
 }
 
-func (r *recorder) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
-	r.note("all_reduce %v %v", ts[0], o.Op)
-	return r.Group.AllReduce(ctx, ts, o)
+func (r *recorder) AllReduce(ctx context.Context, t *tensor.Tensor, op pg.ReduceOp, o ...pg.CallOptions) (*work.Work, error) {
+	r.note("all_reduce %v %v", t, op)
+	return r.Group.AllReduce(ctx, t, op, o...)
 }
 
-func (r *recorder) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.BroadcastOptions) (*work.Work, error) {
-	r.note("broadcast %v from %d", ts[0], o.Root)
-	return r.Group.Broadcast(ctx, ts, o)
+func (r *recorder) Broadcast(ctx context.Context, t *tensor.Tensor, root int, o ...pg.CallOptions) (*work.Work, error) {
+	r.note("broadcast %v from %d", t, root)
+	return r.Group.Broadcast(ctx, t, root, o...)
 }
 
-func (r *recorder) AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+func (r *recorder) AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o ...pg.CallOptions) (*work.Work, error) {
 	r.note("all_gather %v", in)
-	return r.Group.AllGather(ctx, out, in, o)
+	return r.Group.AllGather(ctx, out, in, o...)
 }
 
 // instant is a group of one rank whose collectives end at once and allocate nothing.
@@ -66,15 +66,15 @@ func newInstant() instant { return instant{work.Completed(work.Info{Op: work.All
 func (instant) Rank() int { return 0 }
 func (instant) Size() int { return 1 }
 
-func (g instant) AllReduce(context.Context, []*tensor.Tensor, backend.AllReduceOptions) (*work.Work, error) {
+func (g instant) AllReduce(context.Context, *tensor.Tensor, pg.ReduceOp, ...pg.CallOptions) (*work.Work, error) {
 	return g.done, nil
 }
 
-func (g instant) Broadcast(context.Context, []*tensor.Tensor, backend.BroadcastOptions) (*work.Work, error) {
+func (g instant) Broadcast(context.Context, *tensor.Tensor, int, ...pg.CallOptions) (*work.Work, error) {
 	return g.done, nil
 }
 
-func (g instant) AllGather(_ context.Context, out []*tensor.Tensor, in *tensor.Tensor, _ backend.AllGatherOptions) (*work.Work, error) {
+func (g instant) AllGather(_ context.Context, out []*tensor.Tensor, in *tensor.Tensor, _ ...pg.CallOptions) (*work.Work, error) {
 	return g.done, out[0].CopyFrom(in)
 }
 
@@ -91,9 +91,7 @@ func soon(t *testing.T) context.Context {
 
 func zeros(t *testing.T, dt tensor.DType, shape ...int) *tensor.Tensor {
 	t.Helper()
-	x, err := tensor.New(dt, shape...)
-	require.NoError(t, err)
-	return x
+	return must.Get(tensor.New(dt, shape...))
 }
 
 func fill(t *testing.T, x *tensor.Tensor, v float64) {
@@ -104,9 +102,7 @@ func fill(t *testing.T, x *tensor.Tensor, v float64) {
 // first returns the first element.
 func first(t *testing.T, x *tensor.Tensor) float64 {
 	t.Helper()
-	v, err := x.Float64At(make([]int, x.Dims())...)
-	require.NoError(t, err)
-	return v
+	return must.Get(x.Float64At(make([]int, x.Dims())...))
 }
 
 // vectors returns float32 parameters p0, p1, ... of the given lengths.
@@ -128,15 +124,12 @@ func backward(t *testing.T, d *ddp.DDP, n int) {
 }
 
 // tryIteration runs one iteration, until its first error.
-func tryIteration(t *testing.T, d *ddp.DDP, n int) error {
+func tryIteration(t *testing.T, d *ddp.DDP, n int) (err error) {
+	defer must.Catch(&err)
 	t.Helper()
-	if err := d.Begin(soon(t)); err != nil {
-		return err
-	}
+	must.Do(d.Begin(soon(t)))
 	for i := n - 1; i >= 0; i-- {
-		if err := d.Ready(i); err != nil {
-			return err
-		}
+		must.Do(d.Ready(i))
 	}
 	return d.Finish(soon(t))
 }

@@ -3,7 +3,7 @@ package ddp
 import (
 	"context"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -24,10 +24,10 @@ type Hook func(ctx context.Context, b *Bucket) (*work.Work, error)
 // ranks: the average, as without a hook. On a device the group does both.
 func AllReduceHook(ctx context.Context, b *Bucket) (*work.Work, error) {
 	if b.dev != nil {
-		return b.AllReduce(ctx, backend.AllReduceOptions{Op: backend.Avg()})
+		return b.AllReduce(ctx, pg.Avg())
 	}
 	b.Divide()
-	return b.AllReduce(ctx, backend.AllReduceOptions{})
+	return b.AllReduce(ctx, pg.Sum())
 }
 
 // FP16CompressHook averages in float16: half the bytes of float32, gradients

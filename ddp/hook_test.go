@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -20,8 +19,7 @@ import (
 // The result of a compressed average differs from the true one by the rounding
 // of each share, of its division and of each partial sum.
 func TestCompressionAccuracy(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := must.Seed(t)
 	for name, tc := range map[string]struct {
 		hook ddp.Hook
 		ulp  float64
@@ -38,8 +36,7 @@ func TestCompressionAccuracy(t *testing.T) {
 					const n = 1500
 					pgtest.Run(t, size, func(t *testing.T, g *pg.ProcessGroup) {
 						p := ddp.Param{Value: zeros(t, dt, n), Grad: zeros(t, dt, n)}
-						d, err := ddp.New(soon(t), g, []ddp.Param{p}, ddp.Options{Hook: tc.hook})
-						require.NoError(t, err)
+						d := must.Get(ddp.New(soon(t), g, []ddp.Param{p}, ddp.Options{Hook: tc.hook}))
 						for it := range 3 {
 							for k := range n {
 								require.NoError(t, p.Grad.SetFloat64(gradient(seed, it, g.Rank(), 0, k), k))
@@ -49,8 +46,7 @@ func TestCompressionAccuracy(t *testing.T) {
 							require.NoError(t, d.Finish(soon(t)))
 							worst := 0.0
 							for k := range n {
-								got, err := p.Grad.Float64At(k)
-								require.NoError(t, err)
+								got := must.Get(p.Grad.Float64At(k))
 								want := mean(seed, size, it, 0, k, func(int) bool { return true })
 								worst = max(worst, got-want, want-got)
 							}
@@ -73,8 +69,7 @@ func TestCompressionOnTheWire(t *testing.T) {
 	ps := vectors(t, 6)
 	narrow, cplx := zeros(t, tensor.Float16, 3), zeros(t, tensor.Complex64, 2)
 	ps = append(ps, ddp.Param{Value: narrow, Grad: zeros(t, tensor.Float16, 3)}, ddp.Param{Value: cplx, Grad: zeros(t, tensor.Complex64, 2)})
-	d, err := ddp.New(soon(t), rec, ps, ddp.Options{Hook: ddp.BF16CompressHook})
-	require.NoError(t, err)
+	d := must.Get(ddp.New(soon(t), rec, ps, ddp.Options{Hook: ddp.BF16CompressHook}))
 	rec.take()
 	require.Equal(t, []string{"all_reduce complex64[2] sum", "all_reduce float16[3] sum", "all_reduce bfloat16[6] sum"}, iterate(t, d, rec, 3))
 }
@@ -103,16 +98,13 @@ func TestOwnHook(t *testing.T) {
 		}
 		b.SetBuffer(copied) // the bucket's own memory is not the result
 		for _, name := range []string{"first", "second"} {
-			b.After(func(b *ddp.Bucket) error {
+			b.After(func(b *ddp.Bucket) (err error) {
+				defer must.Catch(&err)
 				order = append(order, name)
-				v, err := b.Buffer().Float64At(0)
-				if err != nil {
-					return err
-				}
-				return b.Buffer().SetFloat64(v+1, 0)
+				return b.Buffer().SetFloat64(must.Get(b.Buffer().Float64At(0))+1, 0)
 			})
 		}
-		return b.AllReduce(ctx, backend.AllReduceOptions{Op: backend.Max()})
+		return b.AllReduce(ctx, pg.Max())
 	}
 	ps := vectors(t, 2, 3, 1)
 	d, err := ddp.New(soon(t), newInstant(), ps, ddp.Options{Hook: hook, FirstBucket: 4, BucketCap: 100, FindUnused: true})
@@ -131,8 +123,7 @@ func TestOwnHook(t *testing.T) {
 func TestNoopHook(t *testing.T) {
 	ps := vectors(t, 2, 3)
 	rec := &recorder{Group: newInstant()}
-	d, err := ddp.New(soon(t), rec, ps, ddp.Options{Hook: ddp.NoopHook})
-	require.NoError(t, err)
+	d := must.Get(ddp.New(soon(t), rec, ps, ddp.Options{Hook: ddp.NoopHook}))
 	rec.take()
 	fill(t, ps[1].Grad, 4)
 	require.Empty(t, iterate(t, d, rec, 2))
@@ -152,16 +143,14 @@ func TestErrorOfAHook(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d, err := ddp.New(soon(t), newInstant(), vectors(t, 2), ddp.Options{Hook: hook})
-			require.NoError(t, err)
+			d := must.Get(ddp.New(soon(t), newInstant(), vectors(t, 2), ddp.Options{Hook: hook}))
 			require.NoError(t, d.Begin(soon(t)))
-			err = d.Ready(0)
+			err := d.Ready(0)
 			if err == nil {
 				err = d.Finish(soon(t))
 			}
 			require.ErrorIs(t, err, broken)
-			var be *ddp.BucketError
-			require.ErrorAs(t, err, &be)
+			be := must.As[*ddp.BucketError](t, err)
 			require.Equal(t, ddp.BucketError{Bucket: 0, Indices: []int{0}, Names: []string{"p0"}, Err: be.Err}, *be)
 		})
 	}
@@ -170,10 +159,8 @@ func TestErrorOfAHook(t *testing.T) {
 // Ranks add up memory, so gradients lie in it as PyTorch lays them: with the
 // parameter's strides if these leave no gaps, else in row-major order.
 func TestLayoutOfABucket(t *testing.T) {
-	transposed, err := zeros(t, tensor.Float32, 3, 2).Transpose(0, 1)
-	require.NoError(t, err)
-	gaps, err := zeros(t, tensor.Float32, 2, 3, 2).Select(2, 0)
-	require.NoError(t, err)
+	transposed := must.Get(zeros(t, tensor.Float32, 3, 2).Transpose(0, 1))
+	gaps := must.Get(zeros(t, tensor.Float32, 2, 3, 2).Select(2, 0))
 	backwards, err := zeros(t, tensor.Float32, 8).AsStrided([]int{2, 3}, []int{-1, 3}, 1)
 	require.NoError(t, err)
 	for name, tc := range map[string]struct {
@@ -215,8 +202,7 @@ func TestHookWithAWrongResult(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d, err := ddp.New(soon(t), newInstant(), vectors(t, 2), ddp.Options{Hook: hook})
-			require.NoError(t, err)
+			d := must.Get(ddp.New(soon(t), newInstant(), vectors(t, 2), ddp.Options{Hook: hook}))
 			require.NoError(t, d.Begin(soon(t)))
 			require.NoError(t, d.Ready(0))
 			require.ErrorContains(t, d.Finish(soon(t)), "expected float32[2]")
@@ -232,15 +218,12 @@ func TestSparseBucketsPassHooks(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		value := zeros(t, tensor.Float32, 4)
 		fill(t, value, float64(2+4*g.Rank()))
-		grad, err := tensor.FromDense(value, 1)
-		require.NoError(t, err)
+		grad := must.Get(tensor.FromDense(value, 1))
 		d, err := ddp.New(soon(t), g, []ddp.Param{{Value: value, Grad: grad}}, ddp.Options{Hook: ddp.FP16CompressHook})
 		require.NoError(t, err)
 		require.NoError(t, d.Begin(soon(t)))
 		require.NoError(t, d.Ready(0))
 		require.NoError(t, d.Finish(soon(t)))
-		dense, err := grad.Dense()
-		require.NoError(t, err)
-		require.Equal(t, 4.0, first(t, dense))
+		require.Equal(t, 4.0, first(t, must.Get(grad.Dense())))
 	})
 }

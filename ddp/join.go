@@ -5,7 +5,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/option"
+	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -45,18 +46,17 @@ func (j *joining) init() error {
 // cell is a tensor that one kind of collective uses again and again, so that a call allocates
 // only the Work.
 type cell struct {
-	t    []*tensor.Tensor // one
-	work *work.Work       // the latest all-reduce, nil once it has been waited for
+	t    *tensor.Tensor
+	work *work.Work // the latest all-reduce, nil once it has been waited for
 }
 
-func (c *cell) init(dtype tensor.DType, n int) error {
-	t, err := tensor.New(dtype, n)
-	c.t = []*tensor.Tensor{t}
+func (c *cell) init(dtype tensor.DType, n int) (err error) {
+	c.t, err = tensor.New(dtype, n)
 	return err
 }
 
-func (c *cell) start(ctx context.Context, g Group, op backend.ReduceOp) (err error) {
-	c.work, err = g.AllReduce(ctx, c.t, backend.AllReduceOptions{Op: op})
+func (c *cell) start(ctx context.Context, g Group, op pg.ReduceOp) (err error) {
+	c.work, err = g.AllReduce(ctx, c.t, op)
 	return err
 }
 
@@ -74,11 +74,11 @@ func (c *cell) wait(ctx context.Context) error {
 // flag is a cell of one element.
 type flag struct{ cell }
 
-func (f *flag) start(ctx context.Context, g Group, v float64, op backend.ReduceOp) error {
+func (f *flag) start(ctx context.Context, g Group, v float64, op pg.ReduceOp) error {
 	if err := f.wait(ctx); err != nil {
 		return err
 	}
-	if err := f.t[0].SetFloat64(v, 0); err != nil {
+	if err := f.t.SetFloat64(v, 0); err != nil {
 		return err
 	}
 	return f.cell.start(ctx, g, op)
@@ -89,10 +89,10 @@ func (f *flag) result(ctx context.Context) (float64, error) {
 	if err := f.wait(ctx); err != nil {
 		return 0, err
 	}
-	return f.t[0].Float64At(0)
+	return f.t.Float64At(0)
 }
 
-func (f *flag) run(ctx context.Context, g Group, v float64, op backend.ReduceOp) (float64, error) {
+func (f *flag) run(ctx context.Context, g Group, v float64, op pg.ReduceOp) (float64, error) {
 	if err := f.start(ctx, g, v, op); err != nil {
 		return 0, err
 	}
@@ -117,13 +117,13 @@ func (d *DDP) notifyActive(ctx context.Context) error {
 	if !j.on {
 		return nil
 	}
-	if err := j.active.start(ctx, d.g, 1, backend.Sum()); err != nil {
+	if err := j.active.start(ctx, d.g, 1, pg.Sum()); err != nil {
 		return d.fail(fmt.Errorf("ddp: join: %w", err))
 	}
 	if !j.o.ErrorOnEarlyEnd {
 		return nil
 	}
-	stop, err := j.stop.run(ctx, d.g, 0, backend.Sum())
+	stop, err := j.stop.run(ctx, d.g, 0, pg.Sum())
 	if err != nil {
 		return d.fail(fmt.Errorf("ddp: join: %w", err))
 	}
@@ -142,7 +142,7 @@ func (d *DDP) notifySync(ctx context.Context, syncs bool) error {
 	if syncs {
 		v = 1
 	}
-	if err := d.join.syncs.start(ctx, d.g, v, backend.Sum()); err != nil {
+	if err := d.join.syncs.start(ctx, d.g, v, pg.Sum()); err != nil {
 		return fmt.Errorf("ddp: join: %w", err)
 	}
 	return nil
@@ -193,7 +193,7 @@ func (d *DDP) commonRank(ctx context.Context, candidate bool) (int, error) {
 	if candidate {
 		v = float64(d.g.Rank())
 	}
-	r, err := d.join.rank.run(ctx, d.g, v, backend.Max())
+	r, err := d.join.rank.run(ctx, d.g, v, pg.Max())
 	if err == nil && (r < 0 || r >= float64(d.g.Size())) {
 		err = fmt.Errorf("no rank is the source (%v)", r)
 	}
@@ -210,7 +210,8 @@ func (d *DDP) commonRank(ctx context.Context, candidate bool) (int, error) {
 //
 // If train returns an error, Join returns it at once. The other ranks then wait for this one,
 // until their contexts end or the group is closed.
-func (d *DDP) Join(ctx context.Context, o JoinOptions, train func() error) error {
+func (d *DDP) Join(ctx context.Context, train func() error, opts ...JoinOptions) error {
+	o := option.Last(opts)
 	d.mu.Lock()
 	err := d.usable()
 	if err == nil && d.join.on {
@@ -247,7 +248,7 @@ func (d *DDP) shadow(ctx context.Context) error {
 	d.ctx = ctx
 	j := &d.join
 	for last := true; ; last = false {
-		active, err := j.active.run(ctx, d.g, 0, backend.Sum())
+		active, err := j.active.run(ctx, d.g, 0, pg.Sum())
 		if err != nil {
 			return d.fail(fmt.Errorf("ddp: join: %w", err))
 		}
@@ -262,7 +263,7 @@ func (d *DDP) shadow(ctx context.Context) error {
 			return nil
 		}
 		if j.o.ErrorOnEarlyEnd {
-			if _, err := j.stop.run(ctx, d.g, 1, backend.Sum()); err != nil {
+			if _, err := j.stop.run(ctx, d.g, 1, pg.Sum()); err != nil {
 				return d.fail(fmt.Errorf("ddp: join: %w", err))
 			}
 			return fmt.Errorf("%w: rank %d", ErrEarlyEnd, d.g.Rank())

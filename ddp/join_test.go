@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -67,14 +68,13 @@ func TestJoinWithUnevenInputs(t *testing.T) {
 						mean := zeros(t, tensor.Float32, 3)
 						o.Buffers = []ddp.Buffer{{Name: "mean", Value: mean}}
 						ps := vectors(t, 2, 3)
-						d, err := ddp.New(soon(t), g, ps, o)
-						require.NoError(t, err)
+						d := must.Get(ddp.New(soon(t), g, ps, o))
 						power := 1.0
 						for range g.Rank() {
 							power *= 10
 						}
 						for epoch := range 2 { // the second begins where the first ended
-							require.NoError(t, d.Join(soon(t), ddp.JoinOptions{DivideByActive: byActive}, func() error {
+							require.NoError(t, d.Join(soon(t), func() error {
 								for it := range inputs[g.Rank()] {
 									require.NoError(t, d.Begin(soon(t)))
 									source := 0
@@ -97,7 +97,7 @@ func TestJoinWithUnevenInputs(t *testing.T) {
 									}
 								}
 								return nil
-							}))
+							}, ddp.JoinOptions{DivideByActive: byActive}))
 							for i := range ps {
 								require.InEpsilon(t, float64(epoch+1)*want+1, first(t, ps[i].Value)+1, 1e-5, "parameter %d", i)
 							}
@@ -116,9 +116,8 @@ func TestJoinWithUnevenInputs(t *testing.T) {
 func TestEvaluateInJoin(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		ps := vectors(t, 2, 3)
-		d, err := ddp.New(soon(t), g, ps, ddp.Options{FirstBucket: 4, BucketCap: 4})
-		require.NoError(t, err)
-		require.NoError(t, d.Join(soon(t), ddp.JoinOptions{}, func() error {
+		d := must.Get(ddp.New(soon(t), g, ps, ddp.Options{FirstBucket: 4, BucketCap: 4}))
+		require.NoError(t, d.Join(soon(t), func() error {
 			for it := range 1 + g.Rank() {
 				if it == 1 {
 					require.NoError(t, d.Evaluate(soon(t)))
@@ -139,10 +138,9 @@ func TestEvaluateInJoin(t *testing.T) {
 func TestStaticGraphLearntLate(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		ps := vectors(t, 2, 3, 4)
-		d, err := ddp.New(soon(t), g, ps, ddp.Options{StaticGraph: true, FirstBucket: 4, BucketCap: 4})
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), g, ps, ddp.Options{StaticGraph: true, FirstBucket: 4, BucketCap: 4}))
 		for _, inputs := range [][]int{{0, 1}, {3, 3}} {
-			require.NoError(t, d.Join(soon(t), ddp.JoinOptions{}, func() error {
+			require.NoError(t, d.Join(soon(t), func() error {
 				for range inputs[g.Rank()] {
 					require.NoError(t, d.Begin(soon(t)))
 					for _, i := range []int{2, 0, 0} {
@@ -168,9 +166,8 @@ func TestStaticGraphLearntLate(t *testing.T) {
 func TestJoinWithAccumulation(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		ps := vectors(t, 2)
-		d, err := ddp.New(soon(t), g, ps, ddp.Options{Buffers: []ddp.Buffer{{Value: zeros(t, tensor.Float32, 1)}}})
-		require.NoError(t, err)
-		require.NoError(t, d.Join(soon(t), ddp.JoinOptions{}, func() error {
+		d := must.Get(ddp.New(soon(t), g, ps, ddp.Options{Buffers: []ddp.Buffer{{Value: zeros(t, tensor.Float32, 1)}}}))
+		require.NoError(t, d.Join(soon(t), func() error {
 			if g.Rank() == 0 {
 				return nil
 			}
@@ -195,10 +192,9 @@ func TestJoinWithAccumulation(t *testing.T) {
 func TestJoinEndsEarly(t *testing.T) {
 	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
 		ps := vectors(t, 2, 3)
-		d, err := ddp.New(soon(t), g, ps, ddp.Options{})
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), g, ps))
 		done := 0
-		err = d.Join(soon(t), ddp.JoinOptions{ErrorOnEarlyEnd: true}, func() error {
+		err := d.Join(soon(t), func() error {
 			for range 2 + g.Rank() {
 				if err := d.Begin(soon(t)); err != nil {
 					return err
@@ -208,7 +204,7 @@ func TestJoinEndsEarly(t *testing.T) {
 				done++
 			}
 			return nil
-		})
+		}, ddp.JoinOptions{ErrorOnEarlyEnd: true})
 		require.ErrorIs(t, err, ddp.ErrEarlyEnd)
 		require.Equal(t, 2, done)
 		if g.Rank() == 0 {
@@ -221,12 +217,11 @@ func TestJoinEndsEarly(t *testing.T) {
 func TestJoinPassesTheTrainersError(t *testing.T) {
 	sentinel := errors.New("bad batch")
 	rec := &recorder{Group: newInstant()}
-	d, err := ddp.New(soon(t), rec, vectors(t, 2), ddp.Options{})
-	require.NoError(t, err)
+	d := must.Get(ddp.New(soon(t), rec, vectors(t, 2)))
 	rec.take()
-	require.ErrorIs(t, d.Join(soon(t), ddp.JoinOptions{}, func() error { return sentinel }), sentinel)
+	require.ErrorIs(t, d.Join(soon(t), func() error { return sentinel }), sentinel)
 	require.Empty(t, rec.take())
-	require.EqualError(t, d.Join(soon(t), ddp.JoinOptions{}, func() error {
-		return d.Join(soon(t), ddp.JoinOptions{}, nil)
+	require.EqualError(t, d.Join(soon(t), func() error {
+		return d.Join(soon(t), nil)
 	}), "ddp: Join inside Join")
 }

@@ -4,8 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -30,7 +29,7 @@ func PostLocalSGDHook(local Group, start int) Hook {
 		default:
 			divide(b.Buffer(), b.Buffer(), local.Size())
 		}
-		return local.AllReduce(ctx, b.one[:], backend.AllReduceOptions{})
+		return local.AllReduce(ctx, b.one[0], pg.Sum())
 	}
 }
 
@@ -72,7 +71,7 @@ func (a *PeriodicAverager) Average(ctx context.Context) error {
 	for i, p := range a.params {
 		divide(p.Value, p.Value, a.g.Size())
 		var err error
-		if works[i], err = a.g.AllReduce(ctx, []*tensor.Tensor{p.Value}, backend.AllReduceOptions{}); err != nil {
+		if works[i], err = a.g.AllReduce(ctx, p.Value, pg.Sum()); err != nil {
 			return &ParamError{Index: i, Name: p.Name, Err: err}
 		}
 	}

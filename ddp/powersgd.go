@@ -6,7 +6,8 @@ import (
 	"math"
 	"math/rand/v2"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/option"
+	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -66,7 +67,8 @@ type powerPart struct {
 }
 
 // NewPowerSGD returns a PowerSGD for one DDP.
-func NewPowerSGD(o PowerSGDOptions) (*PowerSGD, error) {
+func NewPowerSGD(opts ...PowerSGDOptions) (*PowerSGD, error) {
+	o := option.Last(opts)
 	if o.Rank == 0 {
 		o.Rank = 1
 	}
@@ -110,7 +112,7 @@ func (s *PowerSGD) Hook(ctx context.Context, b *Bucket) (*work.Work, error) {
 	s.after += len(p.first) + len(p.q)
 	p.compress(data[float32](b.Buffer()))
 	b.After(func(b *Bucket) error { return p.finish(ctx, b) })
-	return b.d.g.AllReduce(ctx, p.sent[:1], backend.AllReduceOptions{})
+	return b.d.g.AllReduce(ctx, p.sent[0], pg.Sum())
 }
 
 // divide finds the parts of a bucket.
@@ -205,7 +207,7 @@ func (p *powerBucket) finish(ctx context.Context, b *Bucket) error {
 		}
 	}
 	if len(p.q) > 0 {
-		w, err := b.d.g.AllReduce(ctx, p.sent[1:], backend.AllReduceOptions{})
+		w, err := b.d.g.AllReduce(ctx, p.sent[1], pg.Sum())
 		if err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -17,18 +18,14 @@ import (
 func TestPowerSGD(t *testing.T) {
 	const rows, cols, iterations = 12, 10, 60
 	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
-		s, err := ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 2})
-		require.NoError(t, err)
+		s := must.Get(ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 2}))
 		ps := []ddp.Param{
 			{Value: zeros(t, tensor.Float32, rows, cols), Grad: zeros(t, tensor.Float32, rows, cols)},
 			{Value: zeros(t, tensor.Float32, rows), Grad: zeros(t, tensor.Float32, rows)},
 		}
-		d, err := ddp.New(soon(t), g, ps, ddp.Options{Hook: s.Hook})
-		require.NoError(t, err)
-		weight, err := tensor.Data[float32](ps[0].Grad)
-		require.NoError(t, err)
-		bias, err := tensor.Data[float32](ps[1].Grad)
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), g, ps, ddp.Options{Hook: s.Hook}))
+		weight := must.Get(tensor.Data[float32](ps[0].Grad))
+		bias := must.Get(tensor.Data[float32](ps[1].Grad))
 		sums, want := make([]float64, len(weight)), make([]float64, len(weight))
 		for it := range iterations {
 			for k := range weight {
@@ -57,8 +54,8 @@ func TestPowerSGD(t *testing.T) {
 		before, after := s.Compression()
 		require.Equal(t, iterations*(rows*cols+rows), before)
 		require.Equal(t, 2*(rows*cols+rows)+(iterations-2)*(rows+cols+rows), after)
-		all, err := pg.AllGatherSlice(soon(t), g, weight)
-		require.NoError(t, err)
+		all := make([]float32, g.Size()*len(weight))
+		require.NoError(t, pg.Wait(g.AllGatherIntoTensor(soon(t), pg.Slice(all), pg.Slice(weight))))
 		for r := range 3 {
 			require.Equal(t, weight, all[r*len(weight):][:len(weight)])
 		}
@@ -68,13 +65,10 @@ func TestPowerSGD(t *testing.T) {
 // A gradient of rank 1 needs no second iteration.
 func TestPowerSGDIsExactForItsRank(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		s, err := ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 2, Rank: 2})
-		require.NoError(t, err)
+		s := must.Get(ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 2, Rank: 2}))
 		p := ddp.Param{Value: zeros(t, tensor.Float32, 16, 16), Grad: zeros(t, tensor.Float32, 16, 16)}
-		d, err := ddp.New(soon(t), g, []ddp.Param{p}, ddp.Options{Hook: s.Hook})
-		require.NoError(t, err)
-		grad, err := tensor.Data[float32](p.Grad)
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), g, []ddp.Param{p}, ddp.Options{Hook: s.Hook}))
+		grad := must.Get(tensor.Data[float32](p.Grad))
 		for range 4 {
 			for k := range grad {
 				grad[k] = float32((k/16 - 3) * (k%16 + g.Rank()))
@@ -92,11 +86,9 @@ func TestPowerSGDIsExactForItsRank(t *testing.T) {
 // The least gradients are averaged like others: no factor becomes infinite.
 func TestPowerSGDTinyGradients(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		s, err := ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 2})
-		require.NoError(t, err)
+		s := must.Get(ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 2}))
 		p := ddp.Param{Value: zeros(t, tensor.Float32, 16, 16), Grad: zeros(t, tensor.Float32, 16, 16)}
-		d, err := ddp.New(soon(t), g, []ddp.Param{p}, ddp.Options{Hook: s.Hook})
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), g, []ddp.Param{p}, ddp.Options{Hook: s.Hook}))
 		for range 5 {
 			fill(t, p.Grad, 1e-41)
 			require.NoError(t, d.Begin(soon(t)))
@@ -145,18 +137,15 @@ func TestPowerSGDForgetsWhatIsNotFinite(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-				s, err := ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 2, Rank: 2})
-				require.NoError(t, err)
+				s := must.Get(ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 2, Rank: 2}))
 				var ps []ddp.Param
 				var grads [][]float32
 				for _, shape := range [][]int{{rows, cols}, {rows}, {cols, 4, 5}} {
 					ps = append(ps, ddp.Param{Value: zeros(t, tensor.Float32, shape...), Grad: zeros(t, tensor.Float32, shape...)})
-					v, err := tensor.Data[float32](ps[len(ps)-1].Grad)
-					require.NoError(t, err)
+					v := must.Get(tensor.Data[float32](ps[len(ps)-1].Grad))
 					grads = append(grads, v)
 				}
-				d, err := ddp.New(soon(t), g, ps, ddp.Options{Hook: s.Hook})
-				require.NoError(t, err)
+				d := must.Get(ddp.New(soon(t), g, ps, ddp.Options{Hook: s.Hook}))
 				for it := range iterations {
 					want := make([][]float32, len(grads))
 					for i, v := range grads {
@@ -185,8 +174,8 @@ func TestPowerSGDForgetsWhatIsNotFinite(t *testing.T) {
 						for k, x := range v {
 							bits[k] = math.Float32bits(x)
 						}
-						all, err := pg.AllGatherSlice(soon(t), g, bits)
-						require.NoError(t, err)
+						all := make([]uint32, g.Size()*len(bits))
+						require.NoError(t, pg.Wait(g.AllGatherIntoTensor(soon(t), pg.Slice(all), pg.Slice(bits))))
 						require.Equal(t, all[:len(v)], all[len(v):], "iteration %d", it)
 					}
 					require.Equal(t, it != bad, finite, "iteration %d", it)
@@ -199,20 +188,16 @@ func TestPowerSGDForgetsWhatIsNotFinite(t *testing.T) {
 func TestPowerSGDRefuses(t *testing.T) {
 	_, err := ddp.NewPowerSGD(ddp.PowerSGDOptions{Start: 1})
 	require.ErrorContains(t, err, "Start 1: they must be at least 1 and 2")
-	_, err = ddp.NewPowerSGD(ddp.PowerSGDOptions{Rank: -1})
-	require.ErrorContains(t, err, "Rank is -1")
+	require.ErrorContains(t, must.Err(ddp.NewPowerSGD(ddp.PowerSGDOptions{Rank: -1})), "Rank is -1")
 }
 
 // After its start gradients are averaged in pairs, and every second step the parameters over all.
 func TestPostLocalSGD(t *testing.T) {
 	pgtest.Run(t, 4, func(t *testing.T, g *pg.ProcessGroup) {
-		pair, err := g.NewSubgroups(t.Context(), 2, pg.GroupOptions{})
-		require.NoError(t, err)
+		pair := must.Get(g.NewSubgroups(t.Context(), 2))
 		ps := vectors(t, 3)
-		d, err := ddp.New(soon(t), g, ps, ddp.Options{Hook: ddp.PostLocalSGDHook(pair, 1)})
-		require.NoError(t, err)
-		a, err := ddp.NewPeriodicAverager(g, ps, 2, 1)
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), g, ps, ddp.Options{Hook: ddp.PostLocalSGDHook(pair, 1)}))
+		a := must.Get(ddp.NewPeriodicAverager(g, ps, 2, 1))
 		local := []float64{0.5, 2.5}[g.Rank()/2]
 		for it, want := range []float64{1.5, local, local, local} {
 			fill(t, ps[0].Grad, float64(g.Rank()))
@@ -229,6 +214,5 @@ func TestPostLocalSGD(t *testing.T) {
 			require.Equal(t, value, first(t, ps[0].Value), "iteration %d", it)
 		}
 	})
-	_, err := ddp.NewPeriodicAverager(newInstant(), nil, 0, 0)
-	require.ErrorContains(t, err, "period is 0")
+	require.ErrorContains(t, must.Err(ddp.NewPeriodicAverager(newInstant(), nil, 0, 0)), "period is 0")
 }

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -14,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/torchtest"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -26,8 +27,7 @@ const golden = "testdata/sequence.json"
 // goldenSequences has, by scenario, what PyTorch sends in each step.
 func goldenSequences(t *testing.T) map[string][][]string {
 	t.Helper()
-	b, err := os.ReadFile(golden)
-	require.NoError(t, err)
+	b := must.Get(os.ReadFile(golden))
 	var want map[string][][]string
 	require.NoError(t, json.Unmarshal(b, &want))
 	return want
@@ -49,8 +49,7 @@ var scenarios = map[string]func(t *testing.T, rec *recorder, o ddp.Options) [][]
 		ps := vectors(t, 10, 5, 20, 4)
 		ps[1].Value, ps[1].Grad = zeros(t, tensor.Float64, 5), zeros(t, tensor.Float64, 5)
 		ps = append(ps, ddp.Param{Name: "frozen", Value: zeros(t, tensor.Float32, 7), NoGrad: true})
-		d, err := ddp.New(soon(t), rec, ps, o)
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), rec, ps, o))
 		steps := [][]string{rec.take()}
 		for _, sync := range []bool{true, true, true, false, false, true, true} {
 			if sync {
@@ -75,8 +74,7 @@ var scenarios = map[string]func(t *testing.T, rec *recorder, o ddp.Options) [][]
 	},
 	"evaluation": func(t *testing.T, rec *recorder, o ddp.Options) [][]string {
 		o.Buffers = []ddp.Buffer{{Name: "mean", Value: zeros(t, tensor.Float32, 3)}}
-		d, err := ddp.New(soon(t), rec, vectors(t, 10, 10, 20, 4), o)
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), rec, vectors(t, 10, 10, 20, 4), o))
 		steps := [][]string{rec.take()}
 		for _, evaluate := range []bool{true, false, true, false, false, true, true, false} {
 			if evaluate {
@@ -99,8 +97,7 @@ var scenarios = map[string]func(t *testing.T, rec *recorder, o ddp.Options) [][]
 }
 
 func fourSteps(t *testing.T, rec *recorder, o ddp.Options) [][]string {
-	d, err := ddp.New(soon(t), rec, vectors(t, 10, 10, 20, 4), o)
-	require.NoError(t, err)
+	d := must.Get(ddp.New(soon(t), rec, vectors(t, 10, 10, 20, 4), o))
 	steps := [][]string{rec.take()}
 	for range 3 {
 		steps = append(steps, iterate(t, d, rec, 4))
@@ -110,10 +107,9 @@ func fourSteps(t *testing.T, rec *recorder, o ddp.Options) [][]string {
 
 // joinSteps joins with one input on rank 0 and two on rank 1.
 func joinSteps(t *testing.T, rec *recorder, o ddp.Options, j ddp.JoinOptions, want error) [][]string {
-	d, err := ddp.New(soon(t), rec, vectors(t, 10, 20), o)
-	require.NoError(t, err)
+	d := must.Get(ddp.New(soon(t), rec, vectors(t, 10, 20), o))
 	steps := [][]string{rec.take()}
-	require.ErrorIs(t, d.Join(soon(t), j, func() error {
+	require.ErrorIs(t, d.Join(soon(t), func() error {
 		for range 1 + rec.Rank() {
 			if err := d.Begin(soon(t)); err != nil {
 				return err
@@ -122,7 +118,7 @@ func joinSteps(t *testing.T, rec *recorder, o ddp.Options, j ddp.JoinOptions, wa
 			require.NoError(t, d.Finish(soon(t)))
 		}
 		return nil
-	}), want)
+	}, j), want)
 	return append(steps, rec.take())
 }
 
@@ -142,14 +138,14 @@ func TestSequenceOfCollectives(t *testing.T) {
 
 // The golden file is what PyTorch does: two ranks of it run and tell.
 func TestGoldenSequenceIsPyTorchs(t *testing.T) {
-	python := ddp.NeedTorch(t)
+	torchtest.Need(t)
 	path := filepath.Join(t.TempDir(), "store")
 	var out [2][]byte
 	var errs [2]error
 	var wg sync.WaitGroup
 	for r := range out {
 		wg.Go(func() {
-			cmd := exec.CommandContext(soon(t), python, "testdata/sequence.py", fmt.Sprint(r), path)
+			cmd := torchtest.Command(soon(t), t, "testdata/sequence.py", fmt.Sprint(r), path)
 			out[r], errs[r] = cmd.Output()
 		})
 	}
@@ -169,8 +165,7 @@ func TestGoldenSequenceIsPyTorchs(t *testing.T) {
 func TestLaunchOrderAndOverlap(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		rec := &recorder{Group: g}
-		d, err := ddp.New(soon(t), rec, vectors(t, 10, 20, 30, 40), ddp.Options{FirstBucket: 1, BucketCap: 1})
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), rec, vectors(t, 10, 20, 30, 40), ddp.Options{FirstBucket: 1, BucketCap: 1}))
 		iterate(t, d, rec, 4)
 		iterate(t, d, rec, 4)
 		require.Equal(t, [][]int{{3}, {2}, {1}, {0}}, d.Buckets())
@@ -191,8 +186,7 @@ func TestLaunchOrderAndOverlap(t *testing.T) {
 // Rank 0's order wins.
 func TestRebuildFollowsRankZero(t *testing.T) {
 	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
-		d, err := ddp.New(soon(t), g, vectors(t, 10, 10, 10, 10), ddp.Options{FirstBucket: 40, BucketCap: 80})
-		require.NoError(t, err)
+		d := must.Get(ddp.New(soon(t), g, vectors(t, 10, 10, 10, 10), ddp.Options{FirstBucket: 40, BucketCap: 80}))
 		orders := [][]int{{2, 0, 3, 1}, {0, 1, 2, 3}, {3, 2, 1, 0}}
 		for range 3 {
 			require.NoError(t, d.Begin(soon(t)))
@@ -219,7 +213,6 @@ func TestBroadcastInPieces(t *testing.T) {
 		require.NoError(t, err)
 		ps = append(ps, ddp.Param{Value: v, NoGrad: true})
 	}
-	_, err := ddp.New(soon(t), g, ps, ddp.Options{PyTorch: true})
-	require.NoError(t, err)
+	must.Get(ddp.New(soon(t), g, ps, ddp.Options{PyTorch: true}))
 	require.Equal(t, []string{"broadcast float32[78643201] from 0", "broadcast float32[26214400] from 0"}, g.take()[2:])
 }

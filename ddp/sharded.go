@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -14,8 +14,8 @@ import (
 // it.
 type ShardGroup interface {
 	Group
-	ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error)
-	AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error)
+	ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, op pg.ReduceOp, o ...pg.CallOptions) (*work.Work, error)
+	AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o ...pg.CallOptions) (*work.Work, error)
 }
 
 // ShardedOptimizer trains with the optimizer's state divided over the ranks (ZeRO stage 1, Rajbhandari
@@ -64,7 +64,7 @@ func newSharded[T float32 | float64](ctx context.Context, g ShardGroup, params [
 	if update == nil {
 		return nil, errors.New("ddp: NewShardedOptimizer needs an update")
 	}
-	d, err := prepare(g, params, Options{})
+	d, err := prepare(g, params)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func (s *ShardedOptimizer[T]) step(ctx context.Context) error {
 			p.room[i] *= share
 		}
 		clear(p.room[p.n:])
-		p.work, err = s.g.ReduceScatterTensor(ctx, p.grads, p.whole, backend.ReduceScatterOptions{})
+		p.work, err = s.g.ReduceScatterTensor(ctx, p.grads, p.whole, pg.Sum())
 		return err
 	}, func(p *shardPiece[T]) {
 		from, to := p.mine(s.g.Rank())
@@ -161,7 +161,7 @@ func (s *ShardedOptimizer[T]) step(ctx context.Context) error {
 		return fmt.Errorf("ddp: update of a sharded optimizer: %w", err)
 	}
 	return s.pipeline(ctx, "all_gather of parameters", func(p *shardPiece[T]) (err error) {
-		p.work, err = s.g.AllGatherIntoTensor(ctx, p.whole, p.values, backend.AllGatherOptions{})
+		p.work, err = s.g.AllGatherIntoTensor(ctx, p.whole, p.values)
 		return err
 	}, func(p *shardPiece[T]) { s.write(p.at, p.room[:p.n]) })
 }

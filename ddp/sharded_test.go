@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -43,9 +44,7 @@ func model(t *testing.T, rank int, lengths []int) (values, grads [][]float32, pa
 		}
 		values, grads = append(values, v), append(grads, make([]float32, n))
 	}
-	params, err := Params(values, grads)
-	require.NoError(t, err)
-	return values, grads, params
+	return values, grads, must.Get(Params(values, grads))
 }
 
 // Sharded training gives the parameters of DDP with the same optimizer, to within rounding: the sums
@@ -58,12 +57,10 @@ func TestShardedIsDDP(t *testing.T) {
 				pgtest.Run(t, size, func(t *testing.T, g *pg.ProcessGroup) {
 					ctx := t.Context()
 					plain, plainGrads, ps := model(t, g.Rank(), lengths)
-					d, err := New(ctx, g, ps, Options{})
-					require.NoError(t, err)
+					d := must.Get(New(ctx, g, ps))
 					sharded, shardedGrads, qs := model(t, g.Rank(), lengths)
 					var mine adam
-					s, err := newSharded(ctx, g, qs, mine.update, limit)
-					require.NoError(t, err)
+					s := must.Get(newSharded(ctx, g, qs, mine.update, limit))
 					require.Equal(t, plain, sharded, "rank 0's parameters")
 
 					states := make([]adam, len(lengths))
@@ -92,8 +89,8 @@ func TestShardedIsDDP(t *testing.T) {
 					} else {
 						require.Len(t, s.pieces, 3)
 					}
-					all, err := pg.AllGatherSlice(ctx, g, sharded[4])
-					require.NoError(t, err)
+					all := make([]float32, size*len(sharded[4]))
+					require.NoError(t, pg.Wait(g.AllGatherIntoTensor(ctx, pg.Slice(all), pg.Slice(sharded[4]))))
 					for r := range size {
 						require.Equal(t, sharded[4], all[30*r:30*r+30], "all ranks have the same bits")
 					}
@@ -115,14 +112,12 @@ func TestShardedRefuses(t *testing.T) {
 		bare := []Param{{Name: "w", Value: ps[0].Value}}
 		_, err = NewShardedOptimizer(ctx, g, bare, update)
 		require.ErrorContains(t, err, "parameter 0 (w): has no gradient")
-		wide, err := tensor.New(tensor.Float32, 2, 3)
-		require.NoError(t, err)
+		wide := must.Get(tensor.New(tensor.Float32, 2, 3))
 		view, err := wide.Transpose(0, 1)
 		require.NoError(t, err)
 		_, err = NewShardedOptimizer(ctx, g, []Param{{Value: view, Grad: view}}, update)
 		require.ErrorContains(t, err, "not contiguous")
-		s, err := NewShardedOptimizer(ctx, g, ps, update)
-		require.NoError(t, err)
+		s := must.Get(NewShardedOptimizer(ctx, g, ps, update))
 		require.ErrorContains(t, s.Step(ctx), "broken")
 		require.ErrorIs(t, s.Step(context.Background()), ErrFailed)
 	})

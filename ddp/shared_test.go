@@ -13,6 +13,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -64,7 +65,7 @@ func TestBucketsInSharedMemory(t *testing.T) {
 			defer all.Wait()
 			for rank := range 2 {
 				all.Go(func() {
-					p, err := pg.New(soon(t), st, rank, 2, pg.Options{})
+					p, err := pg.New(soon(t), st, rank, 2)
 					if !assert.NoError(t, err) {
 						return
 					}
@@ -83,41 +84,28 @@ func TestBucketsInSharedMemory(t *testing.T) {
 }
 
 // trainShared averages gradients that are the rank plus 1, and the square of that, three times.
-func trainShared(ctx context.Context, g *sharing, o ddp.Options) error {
+func trainShared(ctx context.Context, g *sharing, o ddp.Options) (err error) {
+	defer must.Catch(&err)
 	values := [][]float32{make([]float32, 40), make([]float32, 50000)}
 	grads := [][]float32{make([]float32, 40), make([]float32, 50000)}
-	ps, err := ddp.Params(values, grads)
-	if err != nil {
-		return err
-	}
+	ps := must.Get(ddp.Params(values, grads))
 	if o.GradientAsBucketView {
 		ps[0].Grad, ps[1].Grad = nil, nil
 	}
-	d, err := ddp.New(ctx, g, ps, o)
-	if err != nil {
-		return err
-	}
+	d := must.Get(ddp.New(ctx, g, ps, o))
 	for range 3 {
-		if err := d.Begin(ctx); err != nil {
-			return err
-		}
+		must.Do(d.Begin(ctx))
 		x := float32(g.Rank() + 1)
 		for i, v := range []float32{x, x * x} {
 			if o.GradientAsBucketView {
-				if grads[i], err = tensor.Data[float32](d.GradView(i)); err != nil {
-					return err
-				}
+				grads[i] = must.Get(tensor.Data[float32](d.GradView(i)))
 			}
 			for k := range grads[i] {
 				grads[i][k] = v
 			}
-			if err := d.Ready(i); err != nil {
-				return err
-			}
+			must.Do(d.Ready(i))
 		}
-		if err := d.Finish(ctx); err != nil {
-			return err
-		}
+		must.Do(d.Finish(ctx))
 		if grads[0][39] != 1.5 || grads[1][49999] != 2.5 {
 			return fmt.Errorf("averages %v and %v, want 1.5 and 2.5", grads[0][39], grads[1][49999])
 		}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +13,8 @@ import (
 
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/torchtest"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -21,7 +22,7 @@ import (
 // Each rank's error when a model differs in a group with PyTorch 1.13. Every rank must have one:
 // none waits for a rank that has given up.
 func TestMismatchWithPyTorch(t *testing.T) {
-	python := ddp.NeedTorch(t)
+	torchtest.Need(t)
 	t.Setenv("GLOO_SOCKET_IFNAME", "lo")
 	// What gloo says depends on what it is doing. An operation that sends can
 	// miss the end of a connection; then its own timeout ends it.
@@ -70,7 +71,7 @@ func TestMismatchWithPyTorch(t *testing.T) {
 			for r := range said {
 				wg.Go(func() {
 					if r == c.torch {
-						said[r], errs[r] = torchSays(soon(t), python, r, port, c.shapes[r])
+						said[r], errs[r] = torchSays(soon(t), t, r, port, c.shapes[r])
 						return
 					}
 					errs[r] = construct(t, r, port, c.shapes[r], true)
@@ -96,7 +97,7 @@ func TestMismatchWithPyTorch(t *testing.T) {
 // Without Options.PyTorch a Go rank notices that it is missing and ends the group. One that has
 // heard nothing of the PyTorch rank by then learns who ended it.
 func TestPyTorchRankIsNoticed(t *testing.T) {
-	python := ddp.NeedTorch(t)
+	torchtest.Need(t)
 	t.Setenv("GLOO_SOCKET_IFNAME", "lo")
 	for torch := range 3 {
 		t.Run(fmt.Sprint("rank ", torch), func(t *testing.T) {
@@ -108,7 +109,7 @@ func TestPyTorchRankIsNoticed(t *testing.T) {
 			for r := range errs {
 				wg.Go(func() {
 					if r == torch {
-						_, errs[r] = torchSays(soon(t), python, r, port, shapes)
+						_, errs[r] = torchSays(soon(t), t, r, port, shapes)
 						return
 					}
 					errs[r] = construct(t, r, port, shapes, false)
@@ -130,17 +131,16 @@ func TestPyTorchRankIsNoticed(t *testing.T) {
 	}
 }
 
-func torchSays(ctx context.Context, python string, rank int, port string, shapes [][]int) (string, error) {
-	b, err := json.Marshal(shapes)
-	if err != nil {
-		return "", err
-	}
-	out, err := exec.CommandContext(ctx, python, "testdata/mismatch.py", fmt.Sprint(rank), "3", port, string(b)).CombinedOutput()
+func torchSays(ctx context.Context, t *testing.T, rank int, port string, shapes [][]int) (_ string, err error) {
+	defer must.Catch(&err)
+	b := must.Get(json.Marshal(shapes))
+	out, err := torchtest.Command(ctx, t, "testdata/mismatch.py", fmt.Sprint(rank), "3", port, string(b)).CombinedOutput()
 	return string(out), err
 }
 
 // construct makes a DDP in a group with PyTorch ranks and, if that works, an iteration.
-func construct(t *testing.T, rank int, port string, shapes [][]int, told bool) error {
+func construct(t *testing.T, rank int, port string, shapes [][]int, told bool) (err error) {
+	defer must.Catch(&err)
 	ctx := soon(t)
 	g, err := pg.Init(ctx, fmt.Sprintf("tcp://127.0.0.1:%s", port), pg.InitOptions{
 		Rank: rank, Size: 3, Options: pg.Options{Timeout: patience},
@@ -153,9 +153,5 @@ func construct(t *testing.T, rank int, port string, shapes [][]int, told bool) e
 	for i, shape := range shapes {
 		ps = append(ps, ddp.Param{Name: fmt.Sprintf("p%d", i), Value: zeros(t, tensor.Float32, shape...), Grad: zeros(t, tensor.Float32, shape...)})
 	}
-	d, err := ddp.New(ctx, g, ps, ddp.Options{PyTorch: told})
-	if err != nil {
-		return err
-	}
-	return tryIteration(t, d, len(ps))
+	return tryIteration(t, must.Get(ddp.New(ctx, g, ps, ddp.Options{PyTorch: told})), len(ps))
 }

@@ -30,21 +30,8 @@ func unchecked(b backend.Backend) backend.Backend {
 	return b
 }
 
-// Alloc returns a contiguous CPU tensor of zeros in memory that all ranks of the host share.
-// Large operations of this group copy or reduce straight out of it, without a system call or an
-// intermediate copy. An operation may mix such tensors with ordinary ones. NCCL calls such memory
-// symmetric windows, PyTorch symmetric memory.
-//
-// It is collective: all ranks call it, in the same order as other collectives, and it returns
-// when all have. Shapes and dtypes may differ between ranks. An error that matches
-// backend.ErrExhausted means that a rank has no room left; the group can be used on. Any other error
-// ends the group.
-//
-// The tensor is in ordinary memory if the ranks share none, or if the backend has no allocator.
-// [ProcessGroup.Explain] says which, under "alloc".
-//
-// The garbage collector does not manage the memory. It stays until [ProcessGroup.Free], even
-// after Close. After Reconfigure it is ordinary memory to operations.
+// Alloc returns zeros in memory that all ranks of the host share, or else in ordinary memory: large operations then make
+// no intermediate copy. It is collective; shapes may differ. backend.ErrExhausted leaves the group usable.
 func (g *ProcessGroup) Alloc(ctx context.Context, dtype tensor.DType, shape ...int) (*tensor.Tensor, error) {
 	b, err := g.Backend(tensor.CPU)
 	if err != nil {
@@ -57,10 +44,7 @@ func (g *ProcessGroup) Alloc(ctx context.Context, dtype tensor.DType, shape ...i
 	return tensor.New(dtype, shape...)
 }
 
-// Free frees the memory of a tensor from Alloc: t as it was returned, or a contiguous view of all of its
-// elements. Operations with it must have ended on this rank, and views and slices of it may not
-// be used afterwards. Free is not collective, and may be called after Close. It does nothing for
-// a tensor in ordinary memory.
+// Free frees a tensor of Alloc, whose operations must have ended.
 func (g *ProcessGroup) Free(t *tensor.Tensor) error {
 	if g.now().rank < 0 {
 		return ErrNotMember

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/store"
@@ -17,17 +17,12 @@ import (
 func sumAllocated(t *testing.T, g *pg.ProcessGroup) {
 	ctx := context.Background()
 	const n = 200_000
-	x, err := g.Alloc(ctx, tensor.Float32, 2, n)
-	require.NoError(t, err)
+	x := must.Get(g.Alloc(ctx, tensor.Float32, 2, n))
 	require.Equal(t, []int{2, n}, x.Shape())
 	require.NoError(t, x.Fill(float64(g.Rank())))
-	w, err := g.AllReduce(ctx, []*tensor.Tensor{x}, backend.AllReduceOptions{})
-	require.NoError(t, err)
-	require.NoError(t, w.Wait(ctx))
+	require.NoError(t, must.Get(g.AllReduce(ctx, x, pg.Sum())).Wait(ctx))
 	for _, at := range []int{0, n - 1} {
-		v, err := x.Float64At(1, at)
-		require.NoError(t, err)
-		require.Equal(t, float64(g.Size()*(g.Size()-1)/2), v)
+		require.Equal(t, float64(g.Size()*(g.Size()-1)/2), must.Get(x.Float64At(1, at)))
 	}
 	require.NoError(t, g.Free(x))
 	require.Error(t, g.Free(nil))
@@ -58,7 +53,7 @@ func TestAllocElsewhere(t *testing.T) {
 					}
 					defer g.Close()
 					sumAllocated(t, g)
-					one, err := g.NewGroup(ctx, []int{1}, pg.GroupOptions{})
+					one, err := g.NewGroup(ctx, []int{1})
 					if err != nil {
 						t.Errorf("rank %d: %v", r, err)
 						return

@@ -8,10 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
-	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -26,16 +25,14 @@ func TestBlame(t *testing.T) {
 		run := func() {
 			job(t, 4, func(o *pg.Options) { o.Detail = detail }, func(g *pg.ProcessGroup) {
 				ctx := context.Background()
-				sub, err := g.NewGroup(ctx, []int{1, 3}, pg.GroupOptions{})
+				sub, err := g.NewGroup(ctx, []int{1, 3})
 				require.NoError(t, err)
 				switch g.Rank() {
 				case 3:
 					require.NoError(t, sub.Close())
 				case 1:
-					err := wait(sub.AllReduce(ctx, []*tensor.Tensor{vec(3)}, backend.AllReduceOptions{}))
-					require.ErrorIs(t, err, work.ErrPeerLeft)
-					b, err := launch.ReadBlame(path)
-					require.NoError(t, err)
+					require.ErrorIs(t, wait(sub.AllReduce(ctx, vec(3), pg.Sum())), work.ErrPeerLeft)
+					b := must.Get(launch.ReadBlame(path))
 					require.Equal(t, []int{1, 3}, []int{b.Rank, b.Peer})
 					require.Contains(t, b.Message, "rank 1 (global rank 3) left the group")
 				}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
@@ -30,14 +29,14 @@ func BenchmarkCalls(b *testing.B) {
 	for rank := range groups {
 		made.Go(func() {
 			var err error
-			o := pg.Options{BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: gloo.WireNative}}}
+			o := pg.Options{BackendOptions: pg.BackendOptions{gloo.Options{Wire: gloo.WireNative}}}
 			if groups[rank], err = pg.New(ctx, st, rank, 2, o); err != nil {
 				panic(err)
 			}
 		})
 	}
 	made.Wait()
-	alone, err := pg.New(ctx, store.Prefix("alone", st), 0, 1, pg.Options{})
+	alone, err := pg.New(ctx, store.Prefix("alone", st), 0, 1)
 	require.NoError(b, err)
 	defer alone.Close()
 	for _, g := range groups {
@@ -53,34 +52,34 @@ func BenchmarkCalls(b *testing.B) {
 			first, second call
 		}{
 			{"broadcast", func(g *pg.ProcessGroup) (*work.Work, error) {
-				return g.Broadcast(ctx, one, backend.BroadcastOptions{})
+				return g.Broadcast(ctx, one[0], 0)
 			}, func(g *pg.ProcessGroup) (*work.Work, error) {
-				return g.Broadcast(ctx, other, backend.BroadcastOptions{})
+				return g.Broadcast(ctx, other[0], 0)
 			}},
 			{"scatter", func(g *pg.ProcessGroup) (*work.Work, error) {
-				return g.Scatter(ctx, t, both, backend.ScatterOptions{})
+				return g.Scatter(ctx, t, both, 0)
 			}, func(g *pg.ProcessGroup) (*work.Work, error) {
-				return g.Scatter(ctx, u, nil, backend.ScatterOptions{})
+				return g.Scatter(ctx, u, nil, 0)
 			}},
 			{"gather", func(g *pg.ProcessGroup) (*work.Work, error) {
-				return g.Gather(ctx, nil, t, backend.GatherOptions{Root: 1})
+				return g.Gather(ctx, nil, t, 1)
 			}, func(g *pg.ProcessGroup) (*work.Work, error) {
-				return g.Gather(ctx, both, u, backend.GatherOptions{Root: 1})
+				return g.Gather(ctx, both, u, 1)
 			}},
 			{"reduce", func(g *pg.ProcessGroup) (*work.Work, error) {
-				return g.Reduce(ctx, t, backend.ReduceOptions{Root: 1})
+				return g.Reduce(ctx, t, 1, pg.Sum())
 			}, func(g *pg.ProcessGroup) (*work.Work, error) {
-				return g.Reduce(ctx, u, backend.ReduceOptions{Root: 1})
+				return g.Reduce(ctx, u, 1, pg.Sum())
 			}},
 			{"all_reduce_alone", func(*pg.ProcessGroup) (*work.Work, error) {
-				return alone.AllReduce(ctx, one, backend.AllReduceOptions{Op: backend.Max()})
+				return alone.AllReduce(ctx, one[0], pg.Max())
 			}, func(*pg.ProcessGroup) (*work.Work, error) {
-				return alone.AllReduce(ctx, other, backend.AllReduceOptions{Op: backend.Max()})
+				return alone.AllReduce(ctx, other[0], pg.Max())
 			}},
 			{"send_recv", func(g *pg.ProcessGroup) (*work.Work, error) {
-				return g.Send(ctx, t, 1, backend.P2POptions{})
+				return g.Send(ctx, t, 1)
 			}, func(g *pg.ProcessGroup) (*work.Work, error) {
-				return g.Recv(ctx, u, 0, backend.P2POptions{})
+				return g.Recv(ctx, u, 0)
 			}},
 		} {
 			b.Run(op.name+"/"+strconv.Itoa(size), func(b *testing.B) {

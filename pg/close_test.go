@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
 )
@@ -67,10 +68,9 @@ func TestClosePending(t *testing.T) {
 	st := &stoppedStore{Store: store.NewHash(), asked: make(chan struct{}, 1)}
 	ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
 	defer cancel()
-	g, err := pg.New(ctx, st, 0, 1, pg.Options{})
+	g, err := pg.New(ctx, st, 0, 1)
 	require.NoError(t, err)
-	_, err = g.Pending(ctx)
-	require.NoError(t, err)
+	must.Get(g.Pending(ctx))
 	st.stopped.Store(true)
 	ended := make(chan error, 1)
 	go func() {
@@ -111,7 +111,7 @@ func TestCloseEarlyNewGroup(t *testing.T) {
 	var init errgroup.Group
 	for r, s := range []store.Store{slow, st} {
 		init.Go(func() (err error) {
-			gs[r], err = pg.New(ctx, s, r, 2, pg.Options{})
+			gs[r], err = pg.New(ctx, s, r, 2)
 			return err
 		})
 	}
@@ -122,7 +122,7 @@ func TestCloseEarlyNewGroup(t *testing.T) {
 	for r := range gs {
 		ended[r] = make(chan error, 1)
 		go func() {
-			_, err := gs[r].NewGroup(ctx, []int{0, 1}, pg.GroupOptions{})
+			_, err := gs[r].NewGroup(ctx, []int{0, 1})
 			ended[r] <- err
 		}()
 	}
@@ -130,13 +130,11 @@ func TestCloseEarlyNewGroup(t *testing.T) {
 	require.NoError(t, gs[0].Close())
 	require.ErrorIs(t, <-ended[0], pg.ErrClosed)
 	err := <-ended[1]
-	var fault *pg.GroupFault
-	require.ErrorAs(t, err, &fault)
+	fault := must.As[*pg.GroupFault](t, err)
 	require.Equal(t, 0, fault.Rank)
 	require.ErrorContains(t, err, pg.ErrClosed.Error())
 	require.NoError(t, ctx.Err())
-	_, err = gs[0].NewGroup(ctx, []int{0, 1}, pg.GroupOptions{})
-	require.ErrorIs(t, err, pg.ErrClosed)
+	require.ErrorIs(t, must.Err(gs[0].NewGroup(ctx, []int{0, 1})), pg.ErrClosed)
 }
 
 // TestCloseNewGroup: Close ends a NewGroup that waits for other ranks.
@@ -148,7 +146,7 @@ func TestCloseNewGroup(t *testing.T) {
 	var init errgroup.Group
 	for r := range gs {
 		init.Go(func() (err error) {
-			gs[r], err = pg.New(ctx, st, r, 2, pg.Options{})
+			gs[r], err = pg.New(ctx, st, r, 2)
 			return err
 		})
 	}
@@ -156,7 +154,7 @@ func TestCloseNewGroup(t *testing.T) {
 	defer gs[1].Close()
 	ended := make(chan error, 1)
 	go func() {
-		_, err := gs[0].NewGroup(ctx, []int{0, 1}, pg.GroupOptions{})
+		_, err := gs[0].NewGroup(ctx, []int{0, 1})
 		ended <- err
 	}()
 	require.Eventually(t, func() bool {
@@ -164,9 +162,8 @@ func TestCloseNewGroup(t *testing.T) {
 		return err == nil && slices.ContainsFunc(keys, func(key string) bool { return strings.HasSuffix(key, "/lists/1") })
 	}, jobLimit, time.Millisecond)
 	require.NoError(t, gs[0].Close())
-	_, err := gs[1].NewGroup(ctx, []int{0, 1}, pg.GroupOptions{})
-	var fault *pg.GroupFault
-	require.ErrorAs(t, err, &fault, "Close waits until the other ranks can know of it")
+	_, err := gs[1].NewGroup(ctx, []int{0, 1})
+	fault := must.As[*pg.GroupFault](t, err, "Close waits until the other ranks can know of it")
 	require.Equal(t, 0, fault.Rank)
 	require.ErrorIs(t, <-ended, pg.ErrClosed)
 }

@@ -16,15 +16,25 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 )
 
 // A full run:
 //
 //	go test ./pg -run TestCrowd -crowd 256 -crowd.tries 10 -timeout 2h
 var (
-	crowd      = flag.Int("crowd", 16, "`ranks` of TestCrowd, each a process")
+	crowd      = flag.Int("crowd", crowdSize(), "`ranks` of TestCrowd, each a process")
 	crowdTries = flag.Int("crowd.tries", 1, "`n` groups of TestCrowd for each wire")
 )
+
+// crowdSize is 256 in make nightly. It is called before the flags are parsed.
+func crowdSize() int {
+	if testsize.Long() {
+		return 256
+	}
+	return 16
+}
 
 const (
 	crowdURL = "C10D_TEST_CROWD_URL"
@@ -43,19 +53,18 @@ func init() {
 }
 
 // crowdRank makes the default group, gathers all ranks' numbers and closes the group.
-func crowdRank(url string) error {
+func crowdRank(url string) (err error) {
+	defer must.Catch(&err)
 	rank, _ := strconv.Atoi(os.Getenv("RANK"))
 	size, _ := strconv.Atoi(os.Getenv("WORLD_SIZE"))
 	begun := time.Now()
 	o := InitOptions{Rank: rank, Size: size, Options: Options{Timeout: crowdLimit}}
-	g, err := initFrom(context.Background(), url, o, func(string) string { return "" })
-	if err != nil {
-		return err
-	}
+	g := must.Get(initFrom(context.Background(), url, o, func(string) string { return "" }))
 	if rank == 0 {
 		fmt.Fprintf(os.Stderr, "made after %v\n", time.Since(begun).Round(time.Millisecond))
 	}
-	all, err := AllGatherSlice(context.Background(), g, []int64{int64(rank)})
+	all := make([]int64, size)
+	err = Wait(g.AllGatherIntoTensor(context.Background(), Slice(all), Slice([]int64{int64(rank)})))
 	for i, r := range all {
 		if err == nil && r != int64(i) {
 			err = fmt.Errorf("rank %d has %d in place %d", rank, r, i)
@@ -70,8 +79,7 @@ func crowdRank(url string) error {
 // TestCrowd has many processes gather and close their group at once, with fewer CPUs than ranks. A
 // rank that leaves early must not make the others fail.
 func TestCrowd(t *testing.T) {
-	exe, err := os.Executable()
-	require.NoError(t, err)
+	exe := must.Get(os.Executable())
 	for i := range *crowdTries {
 		for _, wire := range []string{"native", "tcp", "gloo"} {
 			t.Run(fmt.Sprint(wire, i), func(t *testing.T) {

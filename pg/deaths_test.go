@@ -9,6 +9,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -23,16 +24,18 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/store/redis"
 	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/work"
 )
 
 // A full run, on CPUs that do nothing else:
 //
-//	go test ./pg -run TestDeathsWhileMeeting -deaths 200 -deaths.within 1s -timeout 1h
+//	C10D_NIGHTLY=1 go test ./pg -run TestDeathsWhileMeeting -deaths.within 1s -timeout 1h
 var (
-	deaths       = flag.Int("deaths", 12, "`n` deaths of TestDeathsWhileMeeting")
 	deathsWithin = flag.Duration("deaths.within", 15*time.Second, "`limit` for each survivor to name the dead rank")
 	deathsSeed   = flag.Uint64("deaths.seed", 0, "`seed` of TestDeathsWhileMeeting; 0 means a new one")
 )
@@ -63,6 +66,10 @@ func init() {
 
 // surviveDeaths is a rank: it makes the default group and calls operations until one fails.
 func surviveDeaths(url string) survivor {
+	go func() {
+		io.Copy(io.Discard, os.Stdin)
+		os.Exit(3) // without a word
+	}()
 	rank, _ := strconv.Atoi(os.Getenv("RANK"))
 	size, _ := strconv.Atoi(os.Getenv("WORLD_SIZE"))
 	limit, _ := time.ParseDuration(os.Getenv("LIMIT"))
@@ -73,7 +80,7 @@ func surviveDeaths(url string) survivor {
 	if err == nil {
 		s.Made = true
 		for err == nil {
-			err = AllReduceSlice(ctx, g, []float32{1}, backend.Sum())
+			err = Wait(g.AllReduce(ctx, Slice([]float32{1}), backend.Sum()))
 			time.Sleep(time.Millisecond) // leaves the CPUs to the others
 		}
 	}
@@ -113,26 +120,31 @@ type death struct {
 	late   int           // this rank starts lateBy after the others, -1 for none
 	lateBy time.Duration // may be more than after: then it never starts
 	after  time.Duration // since the victim came to the store
-	stop   bool          // SIGSTOP instead of SIGKILL
+	how    string        // killed, exits or stopped
+	redis  bool          // the store, which notices no death
 }
 
 func (d death) String() string {
-	how := "killed"
-	if d.stop {
-		how = "stopped"
+	where := "tcp"
+	if d.redis {
+		where = "redis"
 	}
-	return fmt.Sprintf("wire %s, rank %d of %d %s %v after it came; rank %d comes %v later", d.wire, d.victim, d.size, how, d.after, d.late, d.lateBy)
+	return fmt.Sprintf("%s, wire %s, rank %d of %d %s %v after it came; rank %d comes %v later", where, d.wire, d.victim, d.size, d.how, d.after, d.late, d.lateBy)
 }
+
+// unseen says that the store does not notice the death. At the timeout the others cannot tell a rank that came late from one
+// that stopped, so all come.
+func (d death) unseen() bool { return d.redis || d.how == "stopped" }
 
 func randomDeath(r *rand.Rand) death {
 	d := death{
 		wire: []string{"native", "tcp", "gloo"}[r.IntN(3)],
 		size: 3 + r.IntN(3), late: -1,
-		stop: r.IntN(8) == 0,
+		how: []string{"killed", "killed", "exits", "stopped"}[r.IntN(4)], redis: r.IntN(4) == 0,
 	}
 	d.victim = r.IntN(d.size)
 	d.after = time.Duration(r.IntN(60)) * time.Millisecond
-	if r.IntN(2) == 0 && !d.stop {
+	if r.IntN(2) == 0 && !d.unseen() {
 		d.after = time.Duration(r.IntN(500)) * time.Millisecond
 		d.lateBy = time.Duration(r.IntN(800)) * time.Millisecond
 		for d.late = r.IntN(d.size); d.late == d.victim || d.late == 0; {
@@ -142,8 +154,8 @@ func randomDeath(r *rand.Rand) death {
 	return d
 }
 
-// TestDeathsWhileMeeting kills or stops a rank at a random moment after it has come to the store.
-// Every other rank that has come by then names it: at once if it was killed, at the timeout if it
+// TestDeathsWhileMeeting kills or stops a rank, or ends it without Close, at a random moment after it has come to the store.
+// Every other rank that has come by then names it: at once if the store notices, at the timeout if not, and if it
 // was stopped. The ranks are processes.
 func TestDeathsWhileMeeting(t *testing.T) {
 	seed := *deathsSeed
@@ -154,12 +166,17 @@ func TestDeathsWhileMeeting(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	var slowest time.Duration
 	inMeeting := 0
-	for i := range *deaths {
+	n := testsize.Of(6, 6, 200)
+	for i := range n {
 		d := randomDeath(r)
 		t.Run(strconv.Itoa(i), func(t *testing.T) {
 			t.Log(d)
-			took, made := d.run(t, "tcp://"+freeport.Loopback(t))
-			if !d.stop {
+			url := "tcp://" + freeport.Loopback(t)
+			if d.redis {
+				url = "redis://" + startRedis(t) + "/0?prefix=deaths"
+			}
+			took, made := d.run(t, url)
+			if !d.unseen() {
 				slowest = max(slowest, took)
 			}
 			if !made {
@@ -167,29 +184,29 @@ func TestDeathsWhileMeeting(t *testing.T) {
 			}
 		})
 	}
-	t.Logf("%d deaths, %d of them before a group was made; the last survivor of a killed rank named it after %v", *deaths, inMeeting, slowest.Round(time.Millisecond))
+	t.Logf("%d deaths, %d of them before a group was made; the last survivor of a killed rank named it after %v", n, inMeeting, slowest.Round(time.Millisecond))
 }
 
 // run returns how long the last survivor took, and whether one had made the group.
 func (d death) run(t *testing.T, url string) (took time.Duration, made bool) {
 	limit := meetingLimit
-	if d.stop {
+	if d.unseen() {
 		limit = stopLimit
 	}
-	exe, err := os.Executable()
-	require.NoError(t, err)
+	exe := must.Get(os.Executable())
 	ctx, cancel := context.WithTimeout(context.Background(), 2*meetingLimit)
 	defer cancel()
 	ranks := make([]*exec.Cmd, d.size)
 	ends := make([]chan survivor, d.size)
+	inputs := make([]io.WriteCloser, d.size)
 	var readers sync.WaitGroup
 	start := func(rank int) {
 		cmd := exec.Command(exe)
 		cmd.Env = append(os.Environ(), deathsURL+"="+url, "RANK="+strconv.Itoa(rank), "WORLD_SIZE="+strconv.Itoa(d.size),
 			"C10D_WIRE="+d.wire, "LIMIT="+limit.String())
 		cmd.Stderr = os.Stderr
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
+		out := must.Get(cmd.StdoutPipe())
+		inputs[rank] = must.Get(cmd.StdinPipe())
 		require.NoError(t, cmd.Start())
 		ranks[rank], ends[rank] = cmd, make(chan survivor, 1)
 		readers.Go(func() {
@@ -221,10 +238,10 @@ func (d death) run(t *testing.T, url string) (took time.Duration, made bool) {
 	begun := time.Now()
 	st := observe(ctx, t, url)
 	defer st.Close()
-	came := store.Prefix("default_pg/c10d-go/rollcall/-/0", st)
+	came := store.Prefix("default_pg/c10d-go/meet/-/0", st)
 	require.NoError(t, came.Wait(ctx, "rank/"+strconv.Itoa(d.victim)))
 	for r := range d.size {
-		if d.stop { // at the timeout the others cannot tell a rank that came late from one that stopped
+		if d.unseen() {
 			require.NoError(t, came.Wait(ctx, "rank/"+strconv.Itoa(r)))
 		}
 	}
@@ -241,21 +258,24 @@ func (d death) run(t *testing.T, url string) (took time.Duration, made bool) {
 	for r, cmd := range ranks {
 		there := false
 		if cmd != nil && r != d.victim {
-			there, err = came.Check(ctx, "rank/"+strconv.Itoa(r))
-			require.NoError(t, err)
+			there = must.Get(came.Check(ctx, "rank/"+strconv.Itoa(r)))
 		}
 		if there {
 			survivors = append(survivors, r)
 		}
 	}
-	how := syscall.SIGKILL
-	if d.stop {
-		how = syscall.SIGSTOP
-	}
+	st.Close() // a rank 0 that hosts the store would wait for this client
 	died := time.Now()
-	require.NoError(t, ranks[d.victim].Process.Signal(how))
+	switch d.how {
+	case "killed":
+		require.NoError(t, ranks[d.victim].Process.Signal(syscall.SIGKILL))
+	case "stopped":
+		require.NoError(t, ranks[d.victim].Process.Signal(syscall.SIGSTOP))
+	default:
+		require.NoError(t, inputs[d.victim].Close())
+	}
 	within := *deathsWithin
-	if d.stop {
+	if d.unseen() {
 		within += stopLimit + 5*time.Second // for the store's calls and the question
 	}
 	all := make(map[int]survivor)
@@ -271,7 +291,7 @@ func (d death) run(t *testing.T, url string) (took time.Duration, made bool) {
 		}
 	}
 	for r, s := range all {
-		t.Logf("rank %d, group made: %v: %s", r, s.Made, s.Text)
+		t.Logf("rank %d after %v, group made: %v: %s", r, s.At.Sub(died).Round(time.Millisecond), s.Made, s.Text)
 	}
 	for r, s := range all {
 		require.Less(t, s.At.Sub(died), within, "rank %d: %s", r, s.Text)
@@ -294,7 +314,8 @@ func names(text string, rank int) bool {
 
 // observe opens the ranks' store without being a rank.
 func observe(ctx context.Context, t *testing.T, url string) store.Store {
-	s, err := tcp.New(ctx, strings.TrimPrefix(url, "tcp://"), tcp.Options{})
-	require.NoError(t, err)
-	return s
+	if addr, ok := strings.CutPrefix(url, "tcp://"); ok {
+		return must.Get(tcp.New(ctx, addr))
+	}
+	return must.Get(redis.New(ctx, url))
 }

@@ -32,7 +32,7 @@ func debugPage(o *InitOptions, env launch.Env, getenv func(string) string) (stop
 		rankpage.Decline(addr)
 		return none(rankpage.ErrNotImported)
 	}
-	_, token, err := credentials.Files{Token: getenv(launch.DebugTokenVariable)}.Load()
+	token, err := credentials.LoadToken(getenv(launch.DebugTokenVariable))
 	if err != nil {
 		return nil, fmt.Errorf("environment variable %s: %w", launch.DebugTokenVariable, err)
 	}

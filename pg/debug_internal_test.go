@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/rankpage"
 )
 
@@ -23,9 +24,7 @@ func TestNoDebugPage(t *testing.T) {
 		var lines strings.Builder
 		o := InitOptions{Options: Options{Logger: slog.New(slog.NewTextHandler(&lines, nil))}}
 		url := "tcp://127.0.0.1:0?rank=0&world_size=1"
-		g, err := initFrom(t.Context(), url, o, environ("C10D_DEBUG_ADDR="+addr))
-		require.NoError(t, err)
-		require.NoError(t, g.Close())
+		require.NoError(t, must.Get(initFrom(t.Context(), url, o, environ("C10D_DEBUG_ADDR="+addr))).Close())
 		require.Contains(t, lines.String(), "no debug page of rank 0")
 		require.Contains(t, lines.String(), `lacks import _ \"github.com/c10d-go/c10d/trace/debug\"`)
 	}

@@ -16,9 +16,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/trace/debug"
 )
@@ -69,15 +69,12 @@ func paged(t *testing.T, size int, o pg.InitOptions) (url string, made <-chan *p
 	return lines.url(), groups
 }
 
-func rankPage(t *testing.T, url string, transport *http.Transport) (*debug.Status, error) {
+func rankPage(t *testing.T, url string, transport *http.Transport) (_ *debug.Status, err error) {
+	defer must.Catch(&err)
 	t.Helper()
 	transport.DisableKeepAlives = true
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"?format=json", nil)
-	require.NoError(t, err)
-	got, err := transport.RoundTrip(r)
-	if err != nil {
-		return nil, err
-	}
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, url+"?format=json", nil))
+	got := must.Get(transport.RoundTrip(r))
 	defer got.Body.Close()
 	s := new(debug.Status)
 	return s, json.NewDecoder(got.Body).Decode(s)
@@ -90,7 +87,7 @@ func TestDebugPage(t *testing.T) {
 	url, made := paged(t, 1, pg.InitOptions{})
 	g := <-made
 	require.NotNil(t, g)
-	require.NoError(t, pg.AllReduceSlice(t.Context(), g, []float32{1}, backend.Sum()))
+	require.NoError(t, pg.Wait(g.AllReduce(t.Context(), pg.Slice([]float32{1}), pg.Sum())))
 	s, err := rankPage(t, url, new(http.Transport))
 	require.NoError(t, err)
 	require.Equal(t, 1, s.Size)
@@ -98,16 +95,14 @@ func TestDebugPage(t *testing.T) {
 	require.Contains(t, s.Recent[0].Site, "debug_test.go:")
 	require.NotEmpty(t, s.Groups[0].Explain)
 	require.NoError(t, g.Close())
-	_, err = rankPage(t, url, new(http.Transport))
-	require.Error(t, err, "the page outlives the group")
+	require.Error(t, must.Err(rankPage(t, url, new(http.Transport))), "the page outlives the group")
 }
 
 // TestDebugPageBeforeTheGroup: a rank that waits for others has its page already, with its log.
 func TestDebugPageBeforeTheGroup(t *testing.T) {
 	t.Setenv("C10D_DEBUG_ADDR", "127.0.0.1:0")
 	url, made := paged(t, 2, pg.InitOptions{})
-	s, err := rankPage(t, url, new(http.Transport))
-	require.NoError(t, err)
+	s := must.Get(rankPage(t, url, new(http.Transport)))
 	require.Equal(t, 2, s.Size)
 	require.Contains(t, s.State, "not made yet")
 	select {
@@ -133,8 +128,7 @@ func TestDebugPageAccess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("C10D_DEBUG_ADDR", c.addr)
 			c.o.Size = 1
-			_, err := pg.Init(t.Context(), "tcp://"+freeport.Loopback(t), c.o)
-			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, must.Err(pg.Init(t.Context(), "tcp://"+freeport.Loopback(t), c.o)), c.want)
 		})
 	}
 
@@ -147,15 +141,14 @@ func TestDebugPageAccess(t *testing.T) {
 		files := credentials.InDir(dir, "rank0")
 		_, client, err := files.Configs()
 		require.NoError(t, err)
-		url, made := paged(t, 1, pg.InitOptions{Security: files})
+		url, made := paged(t, 1, pg.InitOptions{Security: pg.Security(files)})
 		g := <-made
 		require.NotNil(t, g)
 		defer g.Close()
 		_, port, err := net.SplitHostPort(strings.Trim(strings.TrimPrefix(url, "https://"), "/"))
 		require.NoError(t, err)
 		url = "https://127.0.0.1:" + port + "/"
-		_, err = rankPage(t, url, &http.Transport{TLSClientConfig: client})
-		require.NoError(t, err)
+		must.Get(rankPage(t, url, &http.Transport{TLSClientConfig: client}))
 		stranger := client.Clone()
 		stranger.GetClientCertificate = nil
 		_, err = rankPage(t, url, &http.Transport{TLSClientConfig: stranger})
@@ -165,15 +158,12 @@ func TestDebugPageAccess(t *testing.T) {
 
 // TestDebugPort: local ranks have ports in a row, and one that is in use costs the page alone.
 func TestDebugPort(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	taken := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	defer taken.Close()
 	t.Setenv("C10D_DEBUG_ADDR", taken.Addr().String())
 	lines := new(logged)
 	o := pg.InitOptions{Size: 1}
 	o.Logger = slog.New(slog.NewTextHandler(lines, nil))
-	g, err := pg.Init(t.Context(), "tcp://"+freeport.Loopback(t), o)
-	require.NoError(t, err)
-	require.NoError(t, g.Close())
+	require.NoError(t, must.Get(pg.Init(t.Context(), "tcp://"+freeport.Loopback(t), o)).Close())
 	require.Contains(t, lines.text.String(), "no debug page of rank 0")
 }

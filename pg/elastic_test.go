@@ -28,6 +28,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/redis"
 	"github.com/c10d-go/c10d/store/tcp"
@@ -113,7 +114,7 @@ func elasticRank(url string, say func(elasticStep)) error {
 		} else if n > 0 {
 			x[2] = 1
 		}
-		err := AllReduceSlice(ctx, g, x, backend.Sum())
+		err := Wait(g.AllReduce(ctx, Slice(x), backend.Sum()))
 		switch {
 		case err != nil:
 			var e *EpochError
@@ -121,7 +122,7 @@ func elasticRank(url string, say func(elasticStep)) error {
 				return err
 			}
 			s = elasticStep{Failed: time.Now(), Suspects: e.Suspects}
-			if v, err = g.Reconfigure(ctx, ReconfigureOptions{Patience: elasticLimit}); err != nil {
+			if v, err = g.Reconfigure(ctx, ReconfigureOptions{Timeout: elasticLimit}); err != nil {
 				return err
 			}
 			s.Decided = time.Since(s.Failed)
@@ -134,7 +135,7 @@ func elasticRank(url string, say func(elasticStep)) error {
 			return nil
 		case x[2] > 0:
 			s = elasticStep{}
-			if v, err = g.Grow(ctx, 0); err != nil {
+			if v, err = g.Reconfigure(ctx, ReconfigureOptions{Min: g.Size()}); err != nil {
 				return err
 			}
 		}
@@ -145,9 +146,9 @@ func elasticRank(url string, say func(elasticStep)) error {
 // elasticStore opens the store of a job whose ranks do not host it.
 func elasticStore(ctx context.Context, url string) (store.Store, error) {
 	if strings.HasPrefix(url, "redis://") {
-		return redis.New(ctx, url, redis.Options{})
+		return redis.New(ctx, url)
 	}
-	return tcp.New(ctx, url, tcp.Options{})
+	return tcp.New(ctx, url)
 }
 
 // elasticJob is a job whose ranks are processes.
@@ -168,8 +169,7 @@ type elasticProcess struct {
 func newElasticJob(t *testing.T, url string, size int, env ...string) *elasticJob {
 	j := &elasticJob{t: t, url: url, env: append(env, "WORLD_SIZE="+strconv.Itoa(size)), ranks: make(map[int]*elasticProcess)}
 	if url == "" {
-		server, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
-		require.NoError(t, err)
+		server := must.Get(tcp.Listen(t.Context(), "127.0.0.1:0"))
 		t.Cleanup(func() { server.Close() })
 		j.url = server.Addr().String()
 	}
@@ -340,7 +340,7 @@ func TestInitJoins(t *testing.T) {
 	dir := t.TempDir()
 	first, file := filepath.Join(dir, "first.json"), filepath.Join(dir, "epoch.json")
 	t.Setenv(launch.EpochVariable, first)
-	server, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
+	server, err := tcp.Listen(t.Context(), "127.0.0.1:0")
 	require.NoError(t, err)
 	defer server.Close()
 	host, port, _ := net.SplitHostPort(server.Addr().String())
@@ -374,7 +374,7 @@ func TestInitJoins(t *testing.T) {
 						return fmt.Errorf("the newcomer wrote %+v, %w", e, err)
 					}
 				}
-				v, err := g.Reconfigure(ctx, ReconfigureOptions{})
+				v, err := g.Reconfigure(ctx)
 				if n, bad := g.Pending(ctx); n > 0 || bad != nil {
 					return fmt.Errorf("%d ranks can be taken in: %w", n, bad)
 				}
@@ -383,25 +383,20 @@ func TestInitJoins(t *testing.T) {
 				}
 			}
 			x := []float32{float32(g.Rank())}
-			if err := AllReduceSlice(ctx, g, x, backend.Sum()); err != nil || x[0] != 3 {
+			if err := Wait(g.AllReduce(ctx, Slice(x), backend.Sum())); err != nil || x[0] != 3 {
 				return fmt.Errorf("the sum is %v: %w", x, err)
 			}
 			if m := g.membership.config(ReconfigureOptions{}); m.Min != 2 || m.Max != 3 {
 				return fmt.Errorf("at least %d and at most %d ranks", m.Min, m.Max)
 			}
-			w, err := g.Barrier(ctx, backend.BarrierOptions{})
-			if err == nil {
-				err = w.Wait(ctx)
-			}
-			return err
+			return g.Barrier(ctx)
 		})
 	}
 	require.NoError(t, all.Wait())
 	e, err := launch.ReadEpoch(first)
 	require.NoError(t, err)
 	require.Equal(t, []int{0, 1}, e.IDs, "the first group is made")
-	e, err = launch.ReadEpoch(file)
-	require.NoError(t, err)
+	e = must.Get(launch.ReadEpoch(file))
 	require.Equal(t, 1, e.Epoch)
 	require.Equal(t, []int{0, 1, 2}, e.IDs)
 	_, err = initFrom(ctx, "env://", InitOptions{}, environ("C10D_ELASTIC=many"))
@@ -508,6 +503,7 @@ func TestRedisLosesKeys(t *testing.T) {
 		}, redis.ErrLosesKeys, "it has evicted keys to free memory"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			server := newTestRedis(t, tc.args...)
 			at := newVirtualAddress(t, server.addr)
 			ctx, cancel := context.WithTimeout(t.Context(), 2*elasticLimit)
@@ -522,7 +518,7 @@ func TestRedisLosesKeys(t *testing.T) {
 				require.NoError(t, all.Wait())
 			}
 			open := func() (store.Store, error) {
-				st, err := redis.New(ctx, "redis://"+at.Addr().String()+"/0?prefix=job", redis.Options{})
+				st, err := redis.New(ctx, "redis://"+at.Addr().String()+"/0?prefix=job")
 				if err == nil {
 					t.Cleanup(func() { st.Close() })
 				}
@@ -535,7 +531,7 @@ func TestRedisLosesKeys(t *testing.T) {
 					return err
 				}
 				if groups[rank], err = New(ctx, st, rank, len(groups), o); err == nil {
-					_, err = groups[rank].Reconfigure(ctx, ReconfigureOptions{})
+					_, err = groups[rank].Reconfigure(ctx)
 				}
 				return err
 			})
@@ -552,7 +548,7 @@ func TestRedisLosesKeys(t *testing.T) {
 			}()
 			each(func(rank int) error {
 				for { // the first calls may meet the connections that have ended
-					_, err := groups[rank].Reconfigure(ctx, ReconfigureOptions{})
+					_, err := groups[rank].Reconfigure(ctx)
 					if err == nil || ctx.Err() != nil {
 						return fmt.Errorf("rank %d: a view although keys may be lost: %w", rank, err)
 					}
@@ -567,7 +563,7 @@ func TestRedisLosesKeys(t *testing.T) {
 					return fmt.Errorf("rank %d is in epoch %d", rank, e)
 				}
 				x := []float32{1}
-				if err := AllReduceSlice(ctx, groups[rank], x, backend.Sum()); err != nil || x[0] != 3 {
+				if err := Wait(groups[rank].AllReduce(ctx, Slice(x), backend.Sum())); err != nil || x[0] != 3 {
 					return fmt.Errorf("the group of before does not work: %v, %w", x, err)
 				}
 				return nil
@@ -591,6 +587,13 @@ func newTestRedis(t *testing.T, args ...string) *testRedis {
 	t.Helper()
 	s := &testRedis{t: t, addr: freeport.Loopback(t), dir: t.TempDir()}
 	s.kill = startRedisAt(t, s.addr, append([]string{"--dir", s.dir}, args...)...)
+	require.Eventually(t, func() bool { // a virtual address accepts connections before its server does
+		conn, err := net.Dial("tcp", s.addr)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	}, elasticLimit, 10*time.Millisecond)
 	return s
 }
 

@@ -28,14 +28,14 @@ func ExampleInit() {
 	for rank := range sums {
 		wg.Go(func() {
 			ctx := context.Background()
-			g, err := pg.Init(ctx, fmt.Sprintf("tcp://%s?rank=%d&world_size=2", addr, rank), pg.InitOptions{})
+			g, err := pg.Init(ctx, fmt.Sprintf("tcp://%s?rank=%d&world_size=2", addr, rank))
 			if err != nil {
 				log.Print(err)
 				return
 			}
 			defer g.Close()
 			sum := []float32{float32(rank + 1)}
-			if err := pg.AllReduceSlice(ctx, g, sum, backend.Sum()); err != nil {
+			if err := pg.Wait(g.AllReduce(ctx, pg.Slice(sum), pg.Sum())); err != nil {
 				log.Print(err)
 			}
 			sums[rank] = sum[0]
@@ -49,7 +49,7 @@ func ExampleInit() {
 // New makes a group in a store that the program has opened.
 func ExampleNew() {
 	ctx := context.Background()
-	server, err := tcp.Listen(ctx, "127.0.0.1:0", tcp.ServerOptions{})
+	server, err := tcp.Listen(ctx, "127.0.0.1:0")
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -59,19 +59,19 @@ func ExampleNew() {
 	var wg sync.WaitGroup
 	for rank := range said {
 		wg.Go(func() {
-			st, err := tcp.New(ctx, server.Addr().String(), tcp.Options{})
+			st, err := tcp.New(ctx, server.Addr().String())
 			if err != nil {
 				log.Print(err)
 				return
 			}
 			defer st.Close()
-			g, err := pg.New(ctx, st, rank, len(said), pg.Options{})
+			g, err := pg.New(ctx, st, rank, len(said))
 			if err != nil {
 				log.Print(err)
 				return
 			}
 			defer g.Close()
-			all, err := pg.AllGatherObject(ctx, g, fmt.Sprintf("rank %d", g.Rank()), pg.JSON[string]{})
+			all, err := pg.AllGatherObject(ctx, g, fmt.Sprintf("rank %d", g.Rank()))
 			if err != nil {
 				log.Print(err)
 				return
@@ -97,13 +97,13 @@ func ExampleProcessGroup_Send() {
 		o := backend.P2POptions{Tag: 7} // the receiver gives the same tag
 		if g.Rank() == 0 {
 			copy(m, []int32{1, 2, 3, 4})
-			w, err := g.Send(ctx, t, 1, o)
+			w, err := g.Send(ctx, t, 1, pg.P2POptions{Tag: o.Tag, Timeout: o.Timeout})
 			if err != nil {
 				return "", err
 			}
 			return "rank 0 has sent", w.Wait(ctx)
 		}
-		w, err := g.Recv(ctx, t, 0, o)
+		w, err := g.Recv(ctx, t, 0, pg.P2POptions{Tag: o.Tag, Timeout: o.Timeout})
 		if err != nil {
 			return "", err
 		}
@@ -118,12 +118,12 @@ func ExampleProcessGroup_Send() {
 // Every rank calls NewGroup. Those that are not in the list get a group of which they are no member.
 func ExampleProcessGroup_NewGroup() {
 	ranks(3, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
-		ends, err := g.NewGroup(ctx, []int{0, 2}, pg.GroupOptions{})
+		ends, err := g.NewGroup(ctx, []int{0, 2})
 		if err != nil {
 			return "", err
 		}
 		sum := []int32{int32(g.Rank())}
-		err = pg.AllReduceSlice(ctx, ends, sum, backend.Sum())
+		err = pg.Wait(ends.AllReduce(ctx, pg.Slice(sum), pg.Sum()))
 		if errors.Is(err, pg.ErrNotMember) {
 			return fmt.Sprintf("rank %d is no member", g.Rank()), nil
 		}
@@ -138,7 +138,7 @@ func ExampleProcessGroup_NewGroup() {
 // The ranks of each colour make a group. The key orders them: here the highest rank comes first.
 func ExampleProcessGroup_Split() {
 	ranks(4, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
-		part, err := g.Split(ctx, g.Rank()%2, -g.Rank(), pg.GroupOptions{})
+		part, err := g.Split(ctx, g.Rank()%2, -g.Rank())
 		if err != nil {
 			return "", err
 		}
@@ -164,7 +164,7 @@ func ExampleProcessGroup_Alloc() {
 			return "", err
 		}
 		v[g.Rank()] = 1
-		w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{})
+		w, err := g.AllReduce(ctx, t, pg.Sum())
 		if err != nil {
 			return "", err
 		}
@@ -184,7 +184,7 @@ func ExampleJoin() {
 	o.Elastic = true
 	step := func(g *pg.ProcessGroup) string {
 		sum := []int32{1}
-		if err := pg.AllReduceSlice(ctx, g, sum, backend.Sum()); err != nil {
+		if err := pg.Wait(g.AllReduce(ctx, pg.Slice(sum), pg.Sum())); err != nil {
 			return err.Error()
 		}
 		return fmt.Sprintf("rank %d of %d: %d", g.Rank(), g.Size(), sum[0])

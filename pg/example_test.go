@@ -8,10 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
-	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -43,11 +41,7 @@ func ranks(size int, f func(ctx context.Context, g *pg.ProcessGroup) (string, er
 func ExampleProcessGroup_AllReduce() {
 	ranks(3, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
 		grad := []float32{float32(g.Rank()), 10}
-		t, err := tensor.Of(grad)
-		if err != nil {
-			return "", err
-		}
-		w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Avg()})
+		w, err := g.AllReduce(ctx, pg.Slice(grad), pg.Avg())
 		if err != nil {
 			return "", err
 		}
@@ -62,10 +56,10 @@ func ExampleProcessGroup_AllReduce() {
 	// rank 2: [1 10]
 }
 
-func ExampleAllReduceSlice() {
+func ExampleWait() {
 	ranks(2, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
 		loss := []float64{1.5 + float64(g.Rank())}
-		err := pg.AllReduceSlice(ctx, g, loss, backend.Max())
+		err := pg.Wait(g.AllReduce(ctx, pg.Slice(loss), pg.Max()))
 		return fmt.Sprint(loss), err
 	})
 	// Output:
@@ -73,12 +67,39 @@ func ExampleAllReduceSlice() {
 	// [2.5]
 }
 
-func ExampleAllReduceSliceAsync() {
+func ExampleWait_errors() {
+	ranks(3, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
+		if g.Rank() == 1 {
+			return "rank 1 leaves", nil // g is closed, as if the process had ended
+		}
+		var failed *work.Error
+		switch err := pg.Wait(g.AllReduce(ctx, pg.Slice([]int32{1}), pg.Sum())); {
+		case err == nil:
+			return "the sum is there", nil
+		case errors.Is(err, work.ErrMismatch):
+			return "the ranks make different calls: a mistake in the program", nil
+		case errors.Is(err, work.ErrCanceled):
+			return "a context ended", nil
+		case errors.As(err, &failed) && failed.Peer >= 0:
+			return fmt.Sprintf("rank %d died, left or stopped: go on without it", failed.Peer), nil
+		case errors.Is(err, work.ErrTimeout):
+			return "a rank or a link is slow, or broken: all ranks may go on", nil
+		default:
+			return "", err
+		}
+	})
+	// Output:
+	// rank 1 died, left or stopped: go on without it
+	// rank 1 leaves
+	// rank 1 died, left or stopped: go on without it
+}
+
+func ExampleSlice() {
 	ranks(2, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
 		layers := [][]float32{{1, 2}, {float32(g.Rank())}}
 		var works []*work.Work
 		for _, grad := range layers {
-			w, err := pg.AllReduceSliceAsync(ctx, g, grad, backend.Sum())
+			w, err := g.AllReduce(ctx, pg.Slice(grad), pg.Sum())
 			if err != nil {
 				return "", err
 			}
@@ -97,21 +118,22 @@ func ExampleAllReduceSliceAsync() {
 	// [[2 4] [1]]
 }
 
-func ExampleScatterSlice() {
+func ExampleParts() {
 	ranks(2, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
 		var all []int32
 		if g.Rank() == 0 {
 			all = []int32{1, 2, 3, 4}
 		}
 		part := make([]int32, 2)
-		if err := pg.ScatterSlice(ctx, g, part, all, 0); err != nil {
+		if err := pg.Wait(g.Scatter(ctx, pg.Slice(part), pg.Parts(all, g.Size()), 0)); err != nil {
 			return "", err
 		}
 		for i := range part {
 			part[i] *= 10
 		}
-		back, err := pg.GatherSlice(ctx, g, part, 0)
-		return fmt.Sprintf("rank %d: %v %v", g.Rank(), part, back), err
+		clear(all)
+		err := pg.Wait(g.Gather(ctx, pg.Parts(all, g.Size()), pg.Slice(part), 0))
+		return fmt.Sprintf("rank %d: %v %v", g.Rank(), part, all), err
 	})
 	// Output:
 	// rank 0: [10 20] [10 20 30 40]
@@ -125,7 +147,7 @@ func ExampleAllGatherObject() {
 	}
 	ranks(2, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
 		mine := host{Name: fmt.Sprintf("node%d", g.Rank()), Cores: 8 << g.Rank()}
-		all, err := pg.AllGatherObject(ctx, g, mine, pg.JSON[host]{})
+		all, err := pg.AllGatherObject(ctx, g, mine)
 		return fmt.Sprint(all), err
 	})
 	// Output:
@@ -135,12 +157,12 @@ func ExampleAllGatherObject() {
 
 func ExampleProcessGroup_NewSubgroups() {
 	ranks(4, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
-		pair, err := g.NewSubgroups(ctx, 2, pg.GroupOptions{})
+		pair, err := g.NewSubgroups(ctx, 2)
 		if err != nil {
 			return "", err
 		}
 		sum := []int32{int32(g.Rank())}
-		err = pg.AllReduceSlice(ctx, pair, sum, backend.Sum())
+		err = pg.Wait(pair.AllReduce(ctx, pg.Slice(sum), pg.Sum()))
 		return fmt.Sprintf("rank %d is rank %d of %v: %d", g.Rank(), pair.Rank(), pair.Ranks(), sum[0]), err
 	})
 	// Output:
@@ -155,7 +177,7 @@ func ExampleProcessGroup_MonitoredBarrier() {
 		if g.Rank() == 2 {
 			return "rank 2 does something else", nil
 		}
-		err := g.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{})
+		err := g.MonitoredBarrier(ctx)
 		return fmt.Sprintf("rank %d: failed: %v", g.Rank(), err != nil), nil
 	})
 	// Output:
@@ -170,17 +192,17 @@ func ExampleProcessGroup_Reconfigure() {
 			return "rank 1 leaves", nil // g is closed, as if the process had ended
 		}
 		sum := []int32{1}
-		err := pg.AllReduceSlice(ctx, g, sum, backend.Sum())
+		err := pg.Wait(g.AllReduce(ctx, pg.Slice(sum), pg.Sum()))
 		var ended *pg.EpochError
 		if !errors.As(err, &ended) {
 			return "", err
 		}
-		v, err := g.Reconfigure(ctx, pg.ReconfigureOptions{Min: 2, Settle: 10 * time.Millisecond})
+		v, err := g.Reconfigure(ctx, pg.ReconfigureOptions{Min: 2, SuspectTimeout: 10 * time.Millisecond})
 		if err != nil {
 			return "", err
 		}
 		sum[0] = 1 // the step is repeated
-		err = pg.AllReduceSlice(ctx, g, sum, backend.Sum())
+		err = pg.Wait(g.AllReduce(ctx, pg.Slice(sum), pg.Sum()))
 		return fmt.Sprintf("epoch %d without rank %d: rank %d of %d, sum %d", v.Epoch, v.Left[0].Rank, g.Rank(), g.Size(), sum[0]), err
 	})
 	// Output:

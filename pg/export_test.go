@@ -20,3 +20,9 @@ func Open(g *ProcessGroup) int {
 
 // BesidePyTorch makes g send what PyTorch ranks understand. Every rank calls it.
 func BesidePyTorch(g *ProcessGroup) { g.now().world.ours, g.now().world.apart = false, false }
+
+// Torch1 is the store of ranks of PyTorch up to 2.0.
+type Torch1 = torch1Store
+
+// MaxObject is maxObject.
+const MaxObject = maxObject

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -31,7 +31,7 @@ func vec(n int) *tensor.Tensor {
 	return t
 }
 
-// faulty runs size ranks under virtual time; what f returns on each rank is the result.
+// faulty runs size ranks under virtual time. What f returns on each rank, or gives to must, is the result.
 func faulty(t *testing.T, size int, f func(j *pgtest.Job, g *pg.ProcessGroup) error) []error {
 	t.Helper()
 	return faultyWith(t, size, func(*pg.Options) {}, f)
@@ -62,6 +62,7 @@ func faultyWith(t *testing.T, size int, change func(*pg.Options), f func(j *pgte
 					}
 					g.Close()
 				}()
+				defer must.Catch(&errs[r])
 				errs[r] = f(j, g)
 			})
 		}
@@ -81,27 +82,26 @@ func wait(w *work.Work, err error) error {
 func culprit(t *testing.T, err error, kind error, rank int) *work.Error {
 	t.Helper()
 	require.ErrorIs(t, err, kind)
-	var e *work.Error
-	require.ErrorAs(t, err, &e)
+	e := must.As[*work.Error](t, err)
 	require.Equal(t, rank, e.Peer, "%v", err)
 	return e
 }
 
 var pending = map[string]func(g *pg.ProcessGroup) error{
 	"all_reduce": func(g *pg.ProcessGroup) error {
-		return wait(g.AllReduce(context.Background(), []*tensor.Tensor{vec(100)}, backend.AllReduceOptions{}))
+		return wait(g.AllReduce(context.Background(), vec(100), pg.Sum()))
 	},
 	"barrier": func(g *pg.ProcessGroup) error {
-		return wait(g.Barrier(context.Background(), backend.BarrierOptions{}))
+		return g.Barrier(context.Background())
 	},
 	"recv": func(g *pg.ProcessGroup) error {
-		return wait(g.Recv(context.Background(), vec(4), (g.Rank()+1)%g.Size(), backend.P2POptions{}))
+		return wait(g.Recv(context.Background(), vec(4), (g.Rank()+1)%g.Size()))
 	},
 	"recv any": func(g *pg.ProcessGroup) error {
-		return wait(g.RecvAnySource(context.Background(), vec(4), backend.P2POptions{}))
+		return wait(g.RecvAnySource(context.Background(), vec(4)))
 	},
 	"monitored barrier": func(g *pg.ProcessGroup) error {
-		return g.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{})
+		return g.MonitoredBarrier(context.Background())
 	},
 }
 
@@ -148,8 +148,7 @@ func TestAStoppedRankIsNamedAtTheTimeout(t *testing.T) {
 			})
 			for _, r := range []int{0, 2} {
 				culprit(t, errs[r], work.ErrTimeout, 1)
-				var ne net.Error
-				require.ErrorAs(t, errs[r], &ne)
+				ne := must.As[net.Error](t, errs[r])
 				require.True(t, ne.Timeout())
 			}
 		})
@@ -170,7 +169,7 @@ func TestARankThatDoesNotCallIsNamed(t *testing.T) {
 		e := culprit(t, errs[r], work.ErrTimeout, 1)
 		require.EqualValues(t, 1, e.Seq)
 	}
-	require.ErrorContains(t, errors.Join(errs[0], errs[2]), "rank 1 has not called it: it has issued 1 collectives, this is number 2")
+	require.ErrorContains(t, errors.Join(errs[0], errs[2]), "rank 1 has not called it: it has issued 1 collectives, this is number 1")
 	culprit(t, errs[1], work.ErrTimeout, 1)
 }
 
@@ -180,13 +179,13 @@ func TestBlameFollowsTheChain(t *testing.T) {
 	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
 		switch g.Rank() {
 		case 0:
-			return wait(g.Recv(context.Background(), vec(1), 1, backend.P2POptions{}))
+			return wait(g.Recv(context.Background(), vec(1), 1))
 		case 1:
 			j.Freeze(1)
 			g.Abort(errors.New("gone"))
 			return nil
 		}
-		return wait(g.AllReduce(context.Background(), []*tensor.Tensor{vec(4)}, backend.AllReduceOptions{Timeout: time.Second}))
+		return wait(g.AllReduce(context.Background(), vec(4), pg.Sum(), pg.CallOptions{Timeout: time.Second}))
 	})
 	culprit(t, errs[0], work.ErrTimeout, 1)
 	culprit(t, errs[2], work.ErrTimeout, 1)
@@ -195,14 +194,13 @@ func TestBlameFollowsTheChain(t *testing.T) {
 	errs = faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
 		switch g.Rank() {
 		case 0:
-			return wait(g.Broadcast(context.Background(), []*tensor.Tensor{vec(4)}, backend.BroadcastOptions{Root: 1}))
+			return wait(g.Broadcast(context.Background(), vec(4), 1))
 		case 1:
 			time.Sleep(time.Minute)
 			return nil
 		}
-		w, err := g.Broadcast(context.Background(), []*tensor.Tensor{vec(4)}, backend.BroadcastOptions{Root: 1})
-		require.NoError(t, err)
-		err = wait(g.AllReduce(context.Background(), []*tensor.Tensor{vec(4)}, backend.AllReduceOptions{Timeout: time.Second}))
+		w := must.Get(g.Broadcast(context.Background(), vec(4), 1))
+		err := wait(g.AllReduce(context.Background(), vec(4), pg.Sum(), pg.CallOptions{Timeout: time.Second}))
 		require.Error(t, w.Wait(context.Background()))
 		return err
 	})
@@ -216,8 +214,7 @@ func TestCancelOnOneRankReachesAll(t *testing.T) {
 		defer cancel(nil)
 		switch g.Rank() {
 		case 0:
-			w, err := g.AllReduce(ctx, []*tensor.Tensor{vec(4)}, backend.AllReduceOptions{})
-			require.NoError(t, err)
+			w := must.Get(g.AllReduce(ctx, vec(4), pg.Sum()))
 			time.Sleep(time.Second)
 			cancel(errors.New("user pressed stop"))
 			return w.Wait(context.Background())
@@ -238,7 +235,7 @@ func TestCancelOnOneRankReachesAll(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancelCause(context.Background())
 		time.AfterFunc(time.Second, func() { cancel(errors.New("user pressed stop")) })
-		return pg.AllReduceSlice(ctx, g, []float32{1}, backend.Sum())
+		return pg.Wait(g.AllReduce(ctx, pg.Slice([]float32{1}), pg.Sum()))
 	})
 	for _, err := range errs {
 		culprit(t, err, work.ErrCanceled, 0)
@@ -254,7 +251,7 @@ func TestTheCallsDeadlineBoundsTheOperation(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		return wait(g.Recv(ctx, vec(1), 1, backend.P2POptions{}))
+		return wait(g.Recv(ctx, vec(1), 1))
 	})
 	require.ErrorIs(t, errs[0], work.ErrTimeout)
 	require.ErrorIs(t, errs[0], context.DeadlineExceeded)
@@ -263,7 +260,7 @@ func TestTheCallsDeadlineBoundsTheOperation(t *testing.T) {
 	errs = faulty(t, 1, func(j *pgtest.Job, g *pg.ProcessGroup) error {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		_, err := g.Barrier(ctx, backend.BarrierOptions{})
+		_, err := g.BarrierAsync(ctx)
 		require.ErrorIs(t, err, work.ErrCanceled)
 		require.ErrorIs(t, err, context.Canceled)
 		require.Zero(t, g.Seq(), "nothing was started")
@@ -286,8 +283,7 @@ func TestAbort(t *testing.T) {
 	}
 
 	errs = faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-		w, err := g.Recv(context.Background(), vec(1), 1-g.Rank(), backend.P2POptions{})
-		require.NoError(t, err)
+		w := must.Get(g.Recv(context.Background(), vec(1), 1-g.Rank()))
 		if g.Rank() == 1 {
 			time.Sleep(time.Second)
 			w.Abort(cause)
@@ -302,7 +298,7 @@ func TestAbort(t *testing.T) {
 
 func TestSizesThatDoNotFit(t *testing.T) {
 	errs := faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-		return wait(g.Broadcast(context.Background(), []*tensor.Tensor{vec(3 + g.Rank())}, backend.BroadcastOptions{}))
+		return wait(g.Broadcast(context.Background(), vec(3+g.Rank()), 0))
 	})
 	for _, err := range errs {
 		require.ErrorIs(t, err, work.ErrMismatch)
@@ -316,9 +312,7 @@ func TestARankThatLeft(t *testing.T) {
 			return nil // closes
 		}
 		time.Sleep(time.Second)
-		if err := wait(g.Send(context.Background(), vec(1), 0, backend.P2POptions{})); err != nil {
-			return err
-		}
+		must.Do(wait(g.Send(context.Background(), vec(1), 0)))
 		return nil
 	})
 	for _, err := range errs[1:] {
@@ -328,12 +322,12 @@ func TestARankThatLeft(t *testing.T) {
 
 func TestMonitoredBarrierNamesAllMissing(t *testing.T) {
 	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-		require.NoError(t, g.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{}))
+		require.NoError(t, g.MonitoredBarrier(context.Background()))
 		if g.Rank() == 1 || g.Rank() == 3 {
 			time.Sleep(time.Minute)
 			return nil
 		}
-		return g.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{Timeout: time.Duration(2+g.Rank()) * time.Second})
+		return g.MonitoredBarrier(context.Background(), pg.CallOptions{Timeout: time.Duration(2+g.Rank()) * time.Second})
 	})
 	require.ErrorIs(t, errs[0], work.ErrTimeout)
 	require.ErrorContains(t, errs[0], "[Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 2000 ms; these came: 2")
@@ -345,8 +339,7 @@ func TestBarrierWaitsForEarlierOperations(t *testing.T) {
 		if g.Rank() == 1 {
 			time.Sleep(time.Second)
 		}
-		first, err := g.AllReduce(context.Background(), []*tensor.Tensor{vec(10)}, backend.AllReduceOptions{})
-		require.NoError(t, err)
+		first := must.Get(g.AllReduce(context.Background(), vec(10), pg.Sum()))
 		require.NoError(t, pending["barrier"](g))
 		require.True(t, first.IsSuccess())
 		return nil
@@ -355,25 +348,24 @@ func TestBarrierWaitsForEarlierOperations(t *testing.T) {
 
 func TestCloseAndMembership(t *testing.T) {
 	faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-		sub, err := g.NewGroup(context.Background(), []int{1}, pg.GroupOptions{})
+		sub, err := g.NewGroup(context.Background(), []int{1})
 		require.NoError(t, err)
 		if g.Rank() == 0 {
 			require.False(t, sub.IsMember())
 			require.Equal(t, -1, sub.Rank())
 			require.Equal(t, -1, sub.Size())
-			_, err := sub.Barrier(context.Background(), backend.BarrierOptions{})
-			require.ErrorIs(t, err, pg.ErrNotMember)
-			require.ErrorIs(t, sub.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{}), pg.ErrNotMember)
+			require.ErrorIs(t, must.Err(sub.BarrierAsync(context.Background())), pg.ErrNotMember)
+			require.ErrorIs(t, sub.MonitoredBarrier(context.Background()), pg.ErrNotMember)
 		} else {
 			require.NoError(t, pending["all_reduce"](sub))
 		}
 		require.NoError(t, pending["barrier"](g))
 		require.NoError(t, g.Close())
 		require.NoError(t, g.Close())
-		_, err = g.Barrier(context.Background(), backend.BarrierOptions{})
+		_, err = g.BarrierAsync(context.Background())
 		require.ErrorIs(t, err, pg.ErrClosed)
 		if sub.IsMember() {
-			_, err = sub.Barrier(context.Background(), backend.BarrierOptions{})
+			_, err = sub.BarrierAsync(context.Background())
 			require.ErrorIs(t, err, pg.ErrClosed, "closing the default group closes the others")
 		}
 		return nil
@@ -384,12 +376,10 @@ func TestARankThatComesAfterTheFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := pgtest.NewJob(2)
 		defer j.Close()
-		g, err := j.Join(t.Context(), 0)
-		require.NoError(t, err)
+		g := must.Get(j.Join(t.Context(), 0))
 		g.Abort(errors.New("no"))
 		require.NoError(t, g.Close())
-		late, err := j.Join(t.Context(), 1)
-		require.NoError(t, err)
+		late := must.Get(j.Join(t.Context(), 1))
 		culprit(t, pending["barrier"](late), work.ErrAborted, 0)
 		require.NoError(t, late.Close())
 	})
@@ -410,21 +400,21 @@ func TestWhoIsBlamedWhenADeadlinePasses(t *testing.T) {
 		what    string
 	}{
 		{"receive", func(g *pg.ProcessGroup) error {
-			return wait(g.Recv(context.Background(), vec(1), 2, backend.P2POptions{Timeout: time.Second}))
+			return wait(g.Recv(context.Background(), vec(1), 2, pg.P2POptions{Timeout: time.Second}))
 		}, 2, "rank 2 did not send or receive"},
 		{"receive with a context", func(g *pg.ProcessGroup) error {
 			return timeout(time.Second, func(ctx context.Context) error {
-				return wait(g.Recv(ctx, vec(1), 2, backend.P2POptions{}))
+				return wait(g.Recv(ctx, vec(1), 2))
 			})
 		}, 2, "of the trainer"},
 		{"all-reduce with a context", func(g *pg.ProcessGroup) error {
 			return timeout(time.Second, func(ctx context.Context) error {
-				return wait(g.AllReduce(ctx, []*tensor.Tensor{vec(1)}, backend.AllReduceOptions{}))
+				return wait(g.AllReduce(ctx, vec(1), pg.Sum()))
 			})
 		}, 2, "rank 2 has not called it"},
 		{"monitored barrier with a context", func(g *pg.ProcessGroup) error {
 			return timeout(time.Second, func(ctx context.Context) error {
-				return g.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{})
+				return g.MonitoredBarrier(ctx)
 			})
 		}, 2, "Ranks 2, 3 failed to pass monitoredBarrier in 1000 ms"},
 	} {
@@ -457,12 +447,11 @@ func TestAMessageWinsOverACancel(t *testing.T) {
 	faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
 		for i := range 50 {
 			if g.Rank() == 1 {
-				require.NoError(t, wait(g.Recv(context.Background(), vec(1), 0, backend.P2POptions{})))
+				require.NoError(t, wait(g.Recv(context.Background(), vec(1), 0)))
 			} else {
 				time.Sleep(time.Second) // the receive is posted
 				ctx, cancel := context.WithCancel(context.Background())
-				w, err := g.Send(ctx, vec(1), 1, backend.P2POptions{})
-				require.NoError(t, err)
+				w := must.Get(g.Send(ctx, vec(1), 1))
 				cancel()
 				require.NoError(t, w.Wait(context.Background()), "message %d", i)
 			}
@@ -474,15 +463,14 @@ func TestAMessageWinsOverACancel(t *testing.T) {
 func TestANilContextLeavesTheGroupUsable(t *testing.T) {
 	faulty(t, 1, func(j *pgtest.Job, g *pg.ProcessGroup) error {
 		//lint:ignore SA1012 the misuse under test
-		require.Panics(t, func() { g.Barrier(nil, backend.BarrierOptions{}) })
+		require.Panics(t, func() { g.BarrierAsync(nil) })
 		return pending["barrier"](g)
 	})
 }
 
 func TestAbortOfTheDefaultGroupReachesItsSubgroups(t *testing.T) {
 	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-		sub, err := g.NewGroup(context.Background(), []int{0, 1}, pg.GroupOptions{})
-		require.NoError(t, err)
+		sub := must.Get(g.NewGroup(context.Background(), []int{0, 1}))
 		if g.Rank() == 1 {
 			time.Sleep(time.Second)
 			g.Abort(errors.New("enough"))
@@ -500,17 +488,14 @@ func TestAbortOfTheDefaultGroupReachesItsSubgroups(t *testing.T) {
 // TestAbortForAnotherGroupsFailure: the rank at fault has another number in each group.
 func TestAbortForAnotherGroupsFailure(t *testing.T) {
 	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-		sub, err := g.NewGroup(context.Background(), []int{1, 3}, pg.GroupOptions{})
-		require.NoError(t, err)
-		other, err := g.NewGroup(context.Background(), []int{2, 3}, pg.GroupOptions{})
-		require.NoError(t, err)
-		third, err := g.NewGroup(context.Background(), []int{1, 2}, pg.GroupOptions{})
+		sub := must.Get(g.NewGroup(context.Background(), []int{1, 3}))
+		other := must.Get(g.NewGroup(context.Background(), []int{2, 3}))
+		third, err := g.NewGroup(context.Background(), []int{1, 2})
 		require.NoError(t, err)
 		switch g.Rank() {
 		case 1: // rank 3 does not come: rank 1 of sub
-			w, err := sub.Barrier(context.Background(), backend.BarrierOptions{Timeout: time.Second})
-			require.NoError(t, err)
-			err = w.Wait(context.Background())
+			w := must.Get(sub.BarrierAsync(context.Background(), pg.BarrierOptions{Timeout: time.Second}))
+			err := w.Wait(context.Background())
 			culprit(t, err, work.ErrTimeout, 1)
 			g.Abort(fmt.Errorf("in step 7: %w", err))
 			return nil

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -22,20 +22,18 @@ func gathered(t *testing.T, g *pg.ProcessGroup, x *tensor.Tensor, axis int, exte
 		total += e
 	}
 	shape[axis] = total
-	whole, err := tensor.New(x.DType(), shape...)
-	require.NoError(t, err)
+	whole := must.Get(tensor.New(x.DType(), shape...))
 	outs, at := make([]*tensor.Tensor, len(extents)), 0
 	for r, e := range extents {
-		outs[r], err = whole.Slice(axis, at, at+e)
-		require.NoError(t, err)
+		outs[r] = must.Get(whole.Slice(axis, at, at+e))
 		at += e
 	}
 	if slices.Max(extents) == slices.Min(extents) {
-		require.NoError(t, wait(g.AllGather(t.Context(), outs, x, backend.AllGatherOptions{})))
+		require.NoError(t, wait(g.AllGather(t.Context(), outs, x)))
 		return whole
 	}
 	// All-gather takes tensors of one shape only, as Gloo's does.
-	require.NoError(t, wait(g.AllToAll(t.Context(), outs, slices.Repeat([]*tensor.Tensor{x}, len(extents)), backend.AllToAllOptions{})))
+	require.NoError(t, wait(g.AllToAll(t.Context(), outs, slices.Repeat([]*tensor.Tensor{x}, len(extents)))))
 	return whole
 }
 
@@ -56,8 +54,7 @@ func numbered(t *testing.T, rank int, shape ...int) *tensor.Tensor {
 func requireGathered(t *testing.T, whole *tensor.Tensor, axis int, shapes [][]int) {
 	at := 0
 	for r, shape := range shapes {
-		part, err := whole.Slice(axis, at, at+shape[axis])
-		require.NoError(t, err)
+		part := must.Get(whole.Slice(axis, at, at+shape[axis]))
 		at += shape[axis]
 		require.Equal(t, data[int64](t, numbered(t, r, shape...)), data[int64](t, part), "rank %d", r)
 	}
@@ -91,9 +88,8 @@ func TestF43AllGatherOfAnyShape(t *testing.T) {
 			}
 			x := numbered(t, g.Rank(), shapes[g.Rank()]...)
 			own := of(t, []int64{int64(x.Dim(axis))}, 1)
-			all, err := tensor.New(tensor.Int64, n)
-			require.NoError(t, err)
-			require.NoError(t, wait(g.AllGatherIntoTensor(t.Context(), all, own, backend.AllGatherOptions{})))
+			all := must.Get(tensor.New(tensor.Int64, n))
+			require.NoError(t, wait(g.AllGatherIntoTensor(t.Context(), all, own)))
 			extents := make([]int, n)
 			for r, e := range data[int64](t, all) {
 				extents[r] = int(e)
@@ -104,7 +100,7 @@ func TestF43AllGatherOfAnyShape(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		x := numbered(t, g.Rank(), 2, 3+g.Rank()) // each expects the other's to be like its own
 		outs := []*tensor.Tensor{numbered(t, 0, 2, 3+g.Rank()), numbered(t, 0, 2, 3+g.Rank())}
-		require.ErrorIs(t, wait(g.AllGather(t.Context(), outs, x, backend.AllGatherOptions{})), work.ErrMismatch)
+		require.ErrorIs(t, wait(g.AllGather(t.Context(), outs, x)), work.ErrMismatch)
 	})
 }
 
@@ -121,10 +117,10 @@ func TestF46MessagesByKey(t *testing.T) {
 			x := of(t, []int64{int64(k), int64(k) * 7}, 2)
 			var err error
 			if got[k] = x; g.Rank() == 0 {
-				works[k], err = g.Send(t.Context(), x, 1, backend.P2POptions{Tag: uint32(k)})
+				works[k], err = g.Send(t.Context(), x, 1, pg.P2POptions{Tag: uint32(k)})
 			} else {
 				clear(data[int64](t, x))
-				works[k], err = g.Recv(t.Context(), x, 0, backend.P2POptions{Tag: uint32(k)})
+				works[k], err = g.Recv(t.Context(), x, 0, pg.P2POptions{Tag: uint32(k)})
 			}
 			require.NoError(t, err)
 		}

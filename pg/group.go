@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha1"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -16,8 +15,9 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/detail"
+	"github.com/c10d-go/c10d/internal/meet"
 	"github.com/c10d-go/c10d/internal/membership"
-	"github.com/c10d-go/c10d/internal/notice"
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -46,7 +46,7 @@ type world struct {
 	run     string          // its name, "" if it has none
 	number  int             // of the epoch
 	ids     []membership.ID // the members' numbers, by rank; nil in the first epoch, where they are the ranks
-	begun   string          // the key in begunIn that the roll call has left, "" if there is none
+	begun   []string        // the keys in begunIn that the meeting has left
 	begunIn store.Store
 
 	// tells says that ranks that make a group tell each other why they cannot: all are of this
@@ -67,6 +67,7 @@ type world struct {
 	faults   sync.Mutex
 	suspects []int // ranks that operations blamed for their failure
 	cause    error // the first such error
+	link     bool  // a link was blamed
 }
 
 // alone reports whether no PyTorch rank can take part.
@@ -117,12 +118,12 @@ type groupSpec struct {
 	ranks    []int // global ranks in group order
 	backend  string
 	timeout  time.Duration
-	prefixes []string       // of the groups around it, outermost first
-	local    bool           // only members take part in making it
-	split    bool           // made by Split or SplitRanks
-	counted  int            // how many groups the counter has named, this one included
-	notice   *notice.Notice // begun already, of the default group
-	handle   *ProcessGroup  // gets a new epoch; nil for a new group
+	prefixes []string      // of the groups around it, outermost first
+	local    bool          // only members take part in making it
+	split    bool          // made by Split or SplitRanks
+	counted  int           // how many groups the counter has named, this one included
+	notice   *meet.Notice  // begun already, of the default group
+	handle   *ProcessGroup // gets a new epoch; nil for a new group
 }
 
 // newGroup makes a group as PyTorch's _new_process_group_helper does, with the
@@ -134,7 +135,7 @@ func (w *world) newGroup(ctx context.Context, s groupSpec) (*ProcessGroup, error
 	g, err := w.whileOpen(s.name, func() (*ProcessGroup, error) {
 		g, err := w.tellOthers(ctx, s)
 		if err != nil {
-			err = w.sayHost(w.store, w.rank, err)
+			err = public(w.sayHost(w.store, w.rank, err))
 		}
 		return g, err
 	})
@@ -169,15 +170,15 @@ func (w *world) whileOpen(name string, f func() (*ProcessGroup, error)) (*Proces
 	return f()
 }
 
-func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*ProcessGroup, error) {
+func (w *world) makeGroup(ctx context.Context, s groupSpec, n *meet.Notice) (*ProcessGroup, error) {
 	devices, err := backend.ParseDevices(s.backend)
 	if err != nil {
 		return nil, fmt.Errorf("pg: %w", err)
 	}
 	s.key = cmp.Or(s.key, s.name)
-	v1 := w.options.Dialect == store.DialectV1
+	torch1 := store.IsTorch1(w.store)
 	st, within := w.store, ""
-	if !v1 {
+	if !torch1 {
 		for _, p := range append(slices.Clone(s.prefixes), s.key) {
 			st = store.Prefix(p+"/", st)
 			within += p + "//"
@@ -200,14 +201,18 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*
 		}
 	}
 	if g.rank >= 0 {
-		if err := g.connect(ctx, v1); err != nil {
+		if err := g.connect(ctx, !s.local || len(s.ranks) == w.size && !s.split); err != nil {
+			return nil, err
+		}
+	} else if !s.local {
+		if err := g.standAside(ctx); err != nil {
 			return nil, err
 		}
 	}
 	switch {
-	case v1 && !s.local:
-		err = w.finishV1(ctx, g, s)
-	case w.options.InitBarrier && !v1:
+	case torch1 && !s.local:
+		err = w.finishTorch1(ctx, g, s)
+	case w.options.InitBarrier && !torch1:
 		err = w.initBarrier(ctx, g, s)
 	}
 	if err != nil {
@@ -252,8 +257,8 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *notice.Notice) (*
 }
 
 // connect makes the group's backends. One that serves several devices is made
-// once, under its first device's prefix.
-func (g *epoch) connect(ctx context.Context, v1 bool) error {
+// once, under its first device's prefix. All says that all ranks of the default group make the group.
+func (g *epoch) connect(ctx context.Context, all bool) error {
 	byName := make(map[string]backend.Backend)
 	fail := func(err error) error {
 		for _, made := range g.distinct {
@@ -272,21 +277,25 @@ func (g *epoch) connect(ctx context.Context, v1 bool) error {
 			return fail(fmt.Errorf("%q: %w", d.Backend, backend.ErrUnknownBackend))
 		}
 		st := g.tidier.noted(d.Device.String()+"/", g.store, g.within)
-		if v1 {
+		if store.IsTorch1(st) {
 			st = g.tidier.noted(g.key, g.world.store, "")
+		}
+		parent, ranks := g.parent(d), g.ranks
+		if !all || parent == nil {
+			parent, ranks = nil, nil
 		}
 		b, err := r.New(ctx, backend.Options{
 			Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
-			Names: g.names, Device: d.Device, Dialect: g.world.options.Dialect, TLS: g.world.tls,
+			Names: g.names, Device: d.Device, TLS: g.world.tls,
 			Specific: g.world.options.specific(d.Backend), Failed: g.noteFailure(),
-			Logger: g.world.options.Logger, LastSeen: g.lastSeen, Meeting: g.meeting,
+			Logger: g.world.options.Logger, LastSeen: g.lastSeen, Meeting: g.meeting, Parent: parent, Ranks: ranks,
 		})
 		if err != nil {
 			return fail(err)
 		}
 		if g.world.options.Detail {
 			inner := b
-			if b, err = g.checked(ctx, inner, d.Device, st, v1); err != nil {
+			if b, err = g.checked(ctx, inner, d.Device, st); err != nil {
 				inner.Abort(err)
 				inner.Close()
 				return fail(err)
@@ -296,6 +305,30 @@ func (g *epoch) connect(ctx context.Context, v1 bool) error {
 		g.distinct = append(g.distinct, b)
 	}
 	g.forCPU = g.backends[tensor.CPU]
+	return nil
+}
+
+// parent returns the default group's backend for a device, without the one that checks its calls; nil if there is none.
+func (g *epoch) parent(d backend.DeviceBackend) backend.Backend {
+	if g.world.root == nil {
+		return nil
+	}
+	b := unchecked(g.world.root.now().backends[d.Device])
+	if b == nil || b.Name() != d.Backend {
+		return nil
+	}
+	return b
+}
+
+// standAside is a rank's part in making a group that it is not in.
+func (g *epoch) standAside(ctx context.Context) error {
+	for _, d := range g.devices {
+		if b, ok := g.parent(d).(backend.Splitter); ok && b.Splits() {
+			if err := b.Outside(ctx, g.ranks); err != nil {
+				return fmt.Errorf("pg: group %q of ranks %v, without this one: %w", g.name, g.ranks, err)
+			}
+		}
+	}
 	return nil
 }
 
@@ -313,56 +346,20 @@ func (e *connectError) Unwrap() error { return e.err }
 const controlBackend = "gloo"
 
 // checked wraps a backend whose store is st, under PyTorch's keys.
-func (g *epoch) checked(ctx context.Context, inner backend.Backend, d tensor.DeviceType, st store.Store, v1 bool) (backend.Backend, error) {
+func (g *epoch) checked(ctx context.Context, inner backend.Backend, d tensor.DeviceType, st store.Store) (backend.Backend, error) {
 	r, ok := backend.Lookup(controlBackend)
 	if !ok {
 		return nil, fmt.Errorf("detail needs backend %q: %w", controlBackend, backend.ErrUnknownBackend)
 	}
-	if v1 {
+	if store.IsTorch1(st) {
 		st = g.world.store // beside the group's prefix, not below it
 	}
 	return detail.New(ctx, inner, r.New, backend.Options{
 		Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
-		Names: g.names, Device: d, Dialect: g.world.options.Dialect, TLS: g.world.tls,
+		Names: g.names, Device: d, TLS: g.world.tls,
 		Specific: g.world.options.specific(controlBackend), Failed: g.noteFailure(),
 		Logger: g.world.options.Logger, LastSeen: g.lastSeen, Meeting: g.meeting,
 	})
-}
-
-// finishV1 is the last part of making a group in PyTorch up to 2.0: a barrier of all ranks in the
-// store, and the sequence number from rank 0 to the members. Rank 0 writes the number first,
-// because with TORCH_DISTRIBUTED_DEBUG=DETAIL other ranks read it before the barrier.
-func (w *world) finishV1(ctx context.Context, g *epoch, s groupSpec) error {
-	ctx, cancel := context.WithTimeout(ctx, s.timeout)
-	defer cancel()
-	if g.rank == 0 {
-		if err := g.store.Set(ctx, seqKey, binary.LittleEndian.AppendUint64(nil, 1)); err != nil {
-			return err
-		}
-	}
-	key := countKey(s)
-	came := func(ctx context.Context) (int64, error) { return w.store.Add(ctx, key, 0) }
-	defer waiting.Start(ctx, w.options.Logger, g.barrierReport(came, int64(w.size)))()
-	n, err := w.store.Add(ctx, key, 1)
-	for err == nil && n < int64(w.size) {
-		// PyTorch polls as often; no key shows that the count is reached.
-		select {
-		case <-ctx.Done():
-			err = ctx.Err()
-		case <-time.After(10 * time.Millisecond):
-			var now int64
-			if now, err = w.store.Add(ctx, key, 0); err == nil {
-				n = now
-			}
-		}
-		if ctx.Err() != nil && n < int64(w.size) {
-			return fmt.Errorf("pg: store barrier of %s: %d of %d ranks came: %w", g.names.Group(s.name), n, w.size, ctx.Err())
-		}
-	}
-	if err == nil && g.rank > 0 {
-		_, err = g.store.Get(ctx, seqKey)
-	}
-	return err
 }
 
 // lastLook bounds the last query of the store, after a timeout, for how many ranks came.
@@ -373,14 +370,17 @@ const lastLook = 500 * time.Millisecond
 func (w *world) initBarrier(ctx context.Context, g *epoch, s groupSpec) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	st, count := w.store, int64(w.size)
+	st, within, count := w.store, "", int64(w.size)
 	for _, p := range s.prefixes {
 		st = store.Prefix(p+"/", st)
+		within += p + "//"
 	}
 	if s.local {
-		st, count = g.store, int64(len(s.ranks))
+		st, within, count = g.store, g.within, int64(len(s.ranks))
 	}
 	key := barrierKey(s)
+	g.tidier.note(within + key)
+	g.tidier.note(within + key + lastWorker)
 	if _, err := st.Add(ctx, key, 1); err != nil {
 		return err
 	}
@@ -408,33 +408,20 @@ func (w *world) initBarrier(ctx context.Context, g *epoch, s groupSpec) error {
 
 func barrierKey(s groupSpec) string { return "store_based_barrier_key:" + s.key }
 
-// countKey is barrierKey of PyTorch up to 2.0.
-func countKey(s groupSpec) string { return "store_based_barrier_key:" + strconv.Itoa(s.counted) }
-
-// seqKey is where rank 0 of a group writes its sequence number for PyTorch up to 2.0.
-const seqKey = "SEQ_NUM_STORE_KEY"
-
 // lastWorker is added to barrierKey.
 const lastWorker = ":last_worker"
 
-// GroupOptions are the options of NewGroup and its relatives.
+// GroupOptions are the options of the calls that make groups.
 type GroupOptions struct {
 	Backend     string        // empty: the default group's
 	Timeout     time.Duration // 0 or less: the default group's
 	Description string        // free text that errors and logs show
-
-	// Local: only the members call, as with c10d's use_local_synchronization. The name is then a
-	// hash of the ranks and of the number of groups that each member is in already. As in c10d,
-	// that number must be the same on all members.
-	Local bool
+	Local       bool          // NewGroup: only the members call, as with c10d's use_local_synchronization
 }
 
-// NewGroup makes a group of some ranks of the default group. Every rank of the
-// default group must call it, members or not, in the same order as other
-// NewGroup calls, unless o.Local is set. Ranks are sorted first, as in c10d.
-// Ranks outside get a group for which IsMember is false.
-func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, o GroupOptions) (*ProcessGroup, error) {
-	w := g.now().world
+// NewGroup makes a group of some ranks. All ranks of the default group call it.
+func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, opts ...GroupOptions) (*ProcessGroup, error) {
+	o, w := option.Last(opts), g.now().world
 	if g != w.root {
 		return nil, fmt.Errorf("pg: NewGroup is for the default group, not for %q; see Split and SplitRanks", g.name)
 	}
@@ -460,7 +447,7 @@ func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, o GroupOptions
 	if o.Local {
 		if !slices.Contains(ranks, w.rank) {
 			w.mu.Unlock()
-			return nil, fmt.Errorf("pg: rank %d called NewGroup with Local set but is not in %v", w.rank, ranks)
+			return w.outside(localOutside(ranks), ranks, o)
 		}
 		s.name = w.named(w.localName(ranks))
 		s.key = w.localKey(s.name)
@@ -472,6 +459,10 @@ func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, o GroupOptions
 	w.mu.Unlock()
 	return w.newGroup(ctx, s)
 }
+
+// localOutside is the name on a rank that is not in a locally synchronised group: it does not know the members'
+// number of groups.
+func localOutside(ranks []int) string { return fmt.Sprintf("local:%v", ranks) }
 
 // localName is PyTorch's name of a locally synchronised group: a hash of the
 // ranks and of how many groups this rank is in. w.mu is held.
@@ -516,9 +507,8 @@ func checkRanks(ranks []int, size int) error {
 	return nil
 }
 
-// NewSubgroups cuts the default group into consecutive groups of groupSize
-// ranks and returns the one that this rank is in.
-func (g *ProcessGroup) NewSubgroups(ctx context.Context, groupSize int, o GroupOptions) (*ProcessGroup, error) {
+// NewSubgroups cuts the default group into groups of groupSize ranks.
+func (g *ProcessGroup) NewSubgroups(ctx context.Context, groupSize int, o ...GroupOptions) (*ProcessGroup, error) {
 	if groupSize <= 0 || groupSize > g.now().size || g.now().size%groupSize != 0 {
 		return nil, fmt.Errorf("pg: a world of %d does not divide into subgroups of %d", g.now().size, groupSize)
 	}
@@ -528,13 +518,11 @@ func (g *ProcessGroup) NewSubgroups(ctx context.Context, groupSize int, o GroupO
 			lists[i] = append(lists[i], i*groupSize+k)
 		}
 	}
-	return g.NewSubgroupsByEnumeration(ctx, lists, o)
+	return g.NewSubgroupsByEnumeration(ctx, lists, o...)
 }
 
-// NewSubgroupsByEnumeration makes a group of each list of ranks and returns the one that this
-// rank is in. A rank in no list gets the last group, as a non-member. No rank may be in two
-// lists.
-func (g *ProcessGroup) NewSubgroupsByEnumeration(ctx context.Context, lists [][]int, o GroupOptions) (*ProcessGroup, error) {
+// NewSubgroupsByEnumeration is NewGroup for each list, without common ranks.
+func (g *ProcessGroup) NewSubgroupsByEnumeration(ctx context.Context, lists [][]int, o ...GroupOptions) (*ProcessGroup, error) {
 	if len(lists) == 0 {
 		return nil, errors.New("pg: no subgroups given")
 	}
@@ -546,7 +534,7 @@ func (g *ProcessGroup) NewSubgroupsByEnumeration(ctx context.Context, lists [][]
 	var mine *ProcessGroup
 	made := make([]*ProcessGroup, 0, len(lists))
 	for _, ranks := range lists {
-		sub, err := g.NewGroup(ctx, ranks, o)
+		sub, err := g.NewGroup(ctx, ranks, o...)
 		if err != nil {
 			for _, sub := range made {
 				err = errors.Join(err, sub.Close())
@@ -561,16 +549,16 @@ func (g *ProcessGroup) NewSubgroupsByEnumeration(ctx context.Context, lists [][]
 	return mine, nil
 }
 
-// Split makes one group for each colour, as MPI_Comm_split and ncclCommSplit do, and returns the
-// one of this rank's colour. Every member calls it, in the same order as the group's collectives.
-// The new group's ranks are in the order of their keys; ranks with equal keys are in the order of
-// this group. A rank with a negative colour gets no group: Split returns nil.
-//
-// The ranks tell each other colours and keys in an all_gather, so the group needs a backend for CPU
-// tensors. SplitRanks is for ranks that know the members already. o.Local has no meaning here.
-func (g *ProcessGroup) Split(ctx context.Context, color, key int, o GroupOptions) (*ProcessGroup, error) {
-	all, err := AllGatherSlice(ctx, g, []int64{int64(color), int64(key)})
-	if err != nil {
+// Split makes a group for each colour that is not negative, ordered by key, and returns this rank's. Every member calls it.
+func (g *ProcessGroup) Split(ctx context.Context, color, key int, o ...GroupOptions) (*ProcessGroup, error) {
+	if !g.IsMember() {
+		return nil, ErrNotMember
+	}
+	all := make([]int64, 2*g.now().size)
+	own := list(Slice([]int64{int64(color), int64(key)}))
+	if err := g.staged(ctx, list(Slice(all)), own, func(out, in []*tensor.Tensor) (*work.Work, error) {
+		return g.AllGatherIntoTensor(ctx, out[0], in[0])
+	}); err != nil {
 		return nil, err
 	}
 	var members []int
@@ -580,14 +568,11 @@ func (g *ProcessGroup) Split(ctx context.Context, color, key int, o GroupOptions
 		}
 	}
 	slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
-	return g.makePart(ctx, members, color, o)
+	return g.makePart(ctx, members, color, option.Last(o))
 }
 
-// SplitRanks makes a group from each list of this group's ranks, as torch.distributed.split_group
-// does, and returns the one that this rank is in, nil if it is in none. Every member calls it with
-// the same lists; only the ranks of a list take part in making its group. A list's order does not
-// matter: ranks are sorted, as in c10d. o.Local has no meaning here.
-func (g *ProcessGroup) SplitRanks(ctx context.Context, lists [][]int, o GroupOptions) (*ProcessGroup, error) {
+// SplitRanks makes a group from each list and returns this rank's. Every member calls it with the same lists.
+func (g *ProcessGroup) SplitRanks(ctx context.Context, lists [][]int, o ...GroupOptions) (*ProcessGroup, error) {
 	if g.now().rank < 0 {
 		return nil, ErrNotMember
 	}
@@ -605,20 +590,32 @@ func (g *ProcessGroup) SplitRanks(ctx context.Context, lists [][]int, o GroupOpt
 	}
 	i := slices.IndexFunc(lists, func(list []int) bool { return slices.Contains(list, g.now().rank) })
 	if i < 0 {
-		return g.makePart(ctx, nil, i, o)
+		return g.makePart(ctx, nil, i, option.Last(o))
 	}
-	return g.makePart(ctx, slices.Sorted(slices.Values(lists[i])), i, o)
+	return g.makePart(ctx, slices.Sorted(slices.Values(lists[i])), i, option.Last(o))
+}
+
+// outside returns a group that this rank is not in.
+func (w *world) outside(name string, ranks []int, o GroupOptions) (*ProcessGroup, error) {
+	return w.whileOpen(name, func() (*ProcessGroup, error) {
+		g := &ProcessGroup{name: name, desc: o.Description, timeout: o.Timeout}
+		g.current.Store(&epoch{world: w, name: name, rank: -1, ranks: ranks, size: len(ranks), store: store.Prefix(name+"/", w.store)})
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.groups = append(w.groups, g)
+		return g, nil
+	})
 }
 
 // makePart makes a group of the members of part i, which are ranks of this group in the new group's
-// order. No members stand for no group.
+// order. Without members this rank is in no part.
 func (g *ProcessGroup) makePart(ctx context.Context, members []int, i int, o GroupOptions) (*ProcessGroup, error) {
 	e := g.now()
 	n := e.splits.Add(1)
-	if len(members) == 0 {
-		return nil, nil
-	}
 	w, ranks := e.world, make([]int, len(members))
+	if len(members) == 0 {
+		return w.outside(fmt.Sprintf("%s:split:%d:none", e.name, n), nil, o)
+	}
 	for k, r := range members {
 		ranks[k] = e.ranks[r]
 	}

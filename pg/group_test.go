@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/store"
@@ -24,9 +25,13 @@ import (
 // job runs f on size ranks of a job with options.
 func job(t *testing.T, size int, options func(o *pg.Options), f func(g *pg.ProcessGroup)) *pgtest.Job {
 	t.Helper()
-	j := pgtest.NewJob(size)
+	return jobIn(t, pgtest.NewJob(size), options, f)
+}
+
+func jobIn(t *testing.T, j *pgtest.Job, options func(o *pg.Options), f func(g *pg.ProcessGroup)) *pgtest.Job {
+	t.Helper()
 	t.Cleanup(func() { j.Close() })
-	o := j.Options()
+	o, size := j.Options(), j.Size
 	options(&o)
 	var wg sync.WaitGroup
 	for r := range size {
@@ -48,35 +53,38 @@ func job(t *testing.T, size int, options func(o *pg.Options), f func(g *pg.Proce
 func TestBarrierKeys(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
+		torch1  bool
 		options pg.Options
 		names   []string // of the default group and of the first of NewGroup
 		want    []string
 	}{
-		{"2", pg.Options{Dialect: store.DialectV2, InitBarrier: true}, []string{"0", "1"}, []string{
+		{"2", false, pg.Options{InitBarrier: true}, []string{"0", "1"}, []string{
 			"0//store_based_barrier_key:1", "0//store_based_barrier_key:1:last_worker",
 			"store_based_barrier_key:0", "store_based_barrier_key:0:last_worker",
 		}},
-		{"2, named", pg.Options{Dialect: store.DialectV2, InitBarrier: true, Name: "all"}, []string{"all", "0"}, []string{
+		{"2, named", false, pg.Options{InitBarrier: true, Name: "all"}, []string{"all", "0"}, []string{
 			"all//store_based_barrier_key:0", "all//store_based_barrier_key:0:last_worker",
 			"store_based_barrier_key:all", "store_based_barrier_key:all:last_worker",
 		}},
-		{"1", pg.Options{Dialect: store.DialectV1}, []string{"0", "1"}, []string{
+		{"1", true, pg.Options{}, []string{"0", "1"}, []string{
 			"store_based_barrier_key:1", "store_based_barrier_key:2",
 		}},
-		{"1, named", pg.Options{Dialect: store.DialectV1, Name: "all"}, []string{"all", "0"}, []string{
+		{"1, named", true, pg.Options{Name: "all"}, []string{"all", "0"}, []string{
 			"store_based_barrier_key:0", "store_based_barrier_key:1",
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			j := job(t, 2, func(o *pg.Options) {
-				o.Dialect, o.InitBarrier, o.Name = tc.options.Dialect, tc.options.InitBarrier, tc.options.Name
+			j := pgtest.NewJob(2)
+			if tc.torch1 {
+				j.Store = pg.Torch1{Store: j.Store}
+			}
+			jobIn(t, j, func(o *pg.Options) {
+				o.InitBarrier, o.Name = tc.options.InitBarrier, tc.options.Name
 			}, func(g *pg.ProcessGroup) {
-				sub, err := g.NewGroup(context.Background(), []int{1}, pg.GroupOptions{})
-				require.NoError(t, err)
+				sub := must.Get(g.NewGroup(context.Background(), []int{1}))
 				require.Equal(t, tc.names, []string{g.Name(), sub.Name()})
 			})
-			keys, err := j.Store.ListKeys(t.Context())
-			require.NoError(t, err)
+			keys := must.Get(j.Store.ListKeys(t.Context()))
 			keys = slices.DeleteFunc(keys, func(k string) bool { return !strings.Contains(k, "barrier") })
 			slices.Sort(keys)
 			require.Equal(t, tc.want, keys)
@@ -125,20 +133,16 @@ func TestARefusedNewGroupUsesNoName(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		_, err := g.NewGroup(t.Context(), []int{0}, pg.GroupOptions{Backend: "none"})
 		require.ErrorIs(t, err, backend.ErrUnknownBackend)
-		sub, err := g.NewGroup(t.Context(), []int{0, 1}, pg.GroupOptions{})
-		require.NoError(t, err)
-		require.Equal(t, "1", sub.Name())
+		require.Equal(t, "1", must.Get(g.NewGroup(t.Context(), []int{0, 1})).Name())
 	})
 }
 
 // TestARefusedSplitIsRefusedOnEveryRank: a rank that went ahead would wait for the others.
 func TestARefusedSplitIsRefusedOnEveryRank(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		_, err := g.SplitRanks(t.Context(), [][]int{{0}, {}, {1}}, pg.GroupOptions{})
+		_, err := g.SplitRanks(t.Context(), [][]int{{0}, {}, {1}})
 		require.ErrorContains(t, err, "list 1 of the split is empty")
-		sub, err := g.SplitRanks(t.Context(), [][]int{{0, 1}}, pg.GroupOptions{})
-		require.NoError(t, err)
-		require.NoError(t, pending["barrier"](sub))
+		require.NoError(t, pending["barrier"](must.Get(g.SplitRanks(t.Context(), [][]int{{0, 1}}))))
 	})
 }
 
@@ -151,21 +155,20 @@ func TestSplitByColourAndKey(t *testing.T) {
 	pgtest.Run(t, len(colors), func(t *testing.T, g *pg.ProcessGroup) {
 		r := g.Rank()
 		for round := range 2 {
-			part, err := g.Split(t.Context(), colors[r], keys[r], pg.GroupOptions{Description: "part"})
-			require.NoError(t, err)
+			part := must.Get(g.Split(t.Context(), colors[r], keys[r], pg.GroupOptions{Description: "part"}))
 			if colors[r] < 0 {
-				require.Nil(t, part)
+				require.False(t, part.IsMember())
+				require.ErrorIs(t, part.Barrier(t.Context()), pg.ErrNotMember)
 				continue
 			}
 			require.Equal(t, want[colors[r]], part.Ranks())
 			require.Equal(t, r, part.Ranks()[part.Rank()])
 			require.Equal(t, fmt.Sprintf("0:split:%d:%d", round+1, colors[r]), part.Name())
-			all, err := pg.AllGatherSlice(t.Context(), part, []int64{int64(r)})
-			require.NoError(t, err)
+			all := make([]int64, part.Size())
+			require.NoError(t, pg.Wait(part.AllGatherIntoTensor(t.Context(), pg.Slice(all), pg.Slice([]int64{int64(r)}))))
 			require.Equal(t, fmt.Sprint(want[colors[r]]), fmt.Sprint(all))
 			// A part of a part: the order turns round.
-			back, err := part.Split(t.Context(), 0, -part.Rank(), pg.GroupOptions{})
-			require.NoError(t, err)
+			back := must.Get(part.Split(t.Context(), 0, -part.Rank()))
 			turned := slices.Clone(want[colors[r]])
 			slices.Reverse(turned)
 			require.Equal(t, turned, back.Ranks())
@@ -188,7 +191,7 @@ func TestSplitNamesADeadRank(t *testing.T) {
 				j.Kill(1)
 				return
 			}
-			_, err := g.Split(t.Context(), 0, 0, pg.GroupOptions{})
+			_, err := g.Split(t.Context(), 0, 0)
 			assert.ErrorIs(t, err, work.ErrPeerDied)
 		})
 	}
@@ -197,18 +200,13 @@ func TestSplitNamesADeadRank(t *testing.T) {
 
 func TestNoGroupsFromAClosedOne(t *testing.T) {
 	pgtest.Run(t, 1, func(t *testing.T, g *pg.ProcessGroup) {
-		sub, err := g.NewGroup(t.Context(), []int{0}, pg.GroupOptions{})
-		require.NoError(t, err)
+		sub := must.Get(g.NewGroup(t.Context(), []int{0}))
 		require.NoError(t, sub.Close())
-		_, err = sub.SplitRanks(t.Context(), [][]int{{0}}, pg.GroupOptions{})
-		require.ErrorIs(t, err, pg.ErrClosed)
+		require.ErrorIs(t, must.Err(sub.SplitRanks(t.Context(), [][]int{{0}})), pg.ErrClosed)
 		require.NoError(t, g.Close())
-		_, err = g.NewGroup(t.Context(), []int{0}, pg.GroupOptions{})
-		require.ErrorIs(t, err, pg.ErrClosed)
-		_, err = g.SplitRanks(t.Context(), [][]int{{0}}, pg.GroupOptions{})
-		require.ErrorIs(t, err, pg.ErrClosed)
-		_, err = g.Split(t.Context(), 0, 0, pg.GroupOptions{})
-		require.ErrorIs(t, err, pg.ErrClosed)
+		require.ErrorIs(t, must.Err(g.NewGroup(t.Context(), []int{0})), pg.ErrClosed)
+		require.ErrorIs(t, must.Err(g.SplitRanks(t.Context(), [][]int{{0}})), pg.ErrClosed)
+		require.ErrorIs(t, must.Err(g.Split(t.Context(), 0, 0)), pg.ErrClosed)
 	})
 }
 
@@ -219,7 +217,7 @@ func TestCloseWhileAGroupIsMade(t *testing.T) {
 		pgtest.Run(t, 1, func(t *testing.T, g *pg.ProcessGroup) {
 			var wg sync.WaitGroup
 			wg.Go(func() {
-				if sub, err := g.NewGroup(context.Background(), []int{0}, pg.GroupOptions{}); err != nil {
+				if sub, err := g.NewGroup(context.Background(), []int{0}); err != nil {
 					require.ErrorIs(t, err, pg.ErrClosed)
 				} else {
 					require.NotNil(t, sub)
@@ -250,11 +248,10 @@ func TestASecondShutdownWaitsForTheFirst(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		if g.Rank() == 1 {
 			time.Sleep(50 * time.Millisecond)
-			require.NoError(t, wait(g.Send(t.Context(), vec(1), 0, backend.P2POptions{})))
+			require.NoError(t, wait(g.Send(t.Context(), vec(1), 0)))
 			return
 		}
-		w, err := g.Recv(t.Context(), vec(1), 1, backend.P2POptions{})
-		require.NoError(t, err)
+		w := must.Get(g.Recv(t.Context(), vec(1), 1))
 		var wg sync.WaitGroup
 		for range 2 {
 			wg.Go(func() {

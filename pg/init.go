@@ -20,7 +20,8 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/launch"
-	"github.com/c10d-go/c10d/internal/rollcall"
+	"github.com/c10d-go/c10d/internal/meet"
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/trace"
@@ -29,112 +30,35 @@ import (
 // InitOptions are the options of Init. The zero value works.
 type InitOptions struct {
 	Options
-
-	// Rank and Size are this rank and the number of ranks, where neither the
-	// URL nor a launcher says so. Size 0 means that Rank is not given either.
-	Rank, Size int
-
-	// Join makes Init join a default group that exists, see Join. c10d run -elastic asks for that
-	// with C10D_JOIN=1 when it starts a rank again. Rank and Size are those of the process that this
-	// one replaces, or any others: they have no effect. The process hosts no store.
-	Join bool
-
-	// Listen is where rank 0 hosts the store of tcp:// and env://. Empty means the address that
-	// the ranks connect to, if that is a loopback address or another numeric address of this
-	// host. If it is a name, it means the port on all interfaces, as in PyTorch: on its own host
-	// a name may stand for another address (127.0.1.1 on Debian).
-	Listen string
-
-	// Security protects the job with TLS 1.3 from files: certificates, or one secret that all ranks
-	// share. It protects the store of tcp:// and env:// and the ranks' connections, and refuses
-	// other stores that use the network without TLS. Every process of the job must have TLS: one
-	// that has not is refused, and the others' messages name it. The zero value means TLS and Token
-	// below. If those are not set either, the environment names the files, as c10d run sets it:
-	// C10D_TLS_CERT, C10D_TLS_KEY, C10D_TLS_CA, C10D_TLS_SECRET and C10D_TOKEN_FILE.
-	Security Security
-
-	// TLS is for configurations that Security cannot have. It protects the store of tcp://, env://
-	// and rediss:// (see tcp.Options) and the ranks' connections. The gloo backend then takes its native wire with TLS 1.3, and this
-	// configuration unless its own options have another. Each rank needs RootCAs and a
-	// certificate for both sides of a connection. The certificate must be valid for the address
-	// at which other ranks reach it, or for ServerName. Nil means Security.
-	TLS *tls.Config
-
-	// Token protects the store of tcp:// and env://, see tcp.Options. Empty means the one of
-	// Security.
-	//
-	// PyTorch ranks know neither TLS nor Token. fmt, slog and encoding/json do not show it.
-	Token tcp.Token
-
-	// StoreServer has the limits of the store of tcp:// and env:// that rank 0 hosts: of
-	// connections, time and memory. If its TLS, Token or Job is not set, it is the one of this
-	// job.
-	StoreServer tcp.ServerOptions
+	Rank, Size int    // where neither the URL nor a launcher says so; Size 0 means that neither is given
+	Join       bool   // a default group that exists, see Join; C10D_JOIN=1 sets it, and Rank and Size have no effect
+	Listen     string // where rank 0 hosts the store; empty means the ranks' address if numeric, else all interfaces
+	// Security and TLS protect the store and the ranks' connections. Without them C10D_TLS_CERT, C10D_TLS_KEY,
+	// C10D_TLS_CA and C10D_TLS_SECRET do. TLS needs RootCAs, and a certificate for both sides that is valid for
+	// this rank's address or ServerName. With TLS every process of the job must have it.
+	Security    Security
+	TLS         *tls.Config
+	StoreServer tcp.ServerOptions // limits of the store that rank 0 hosts
 
 	secretTLS bool // TLS comes from a secret
 }
-
-// ErrNoLauncher is matched by the error of Init if no launcher has started the process and rank
-// and size are not given.
-var ErrNoLauncher = launch.ErrNone
 
 // podTimeout is how long the name of rank 0 is looked up in a Kubernetes cluster. The name
 // appears when the pod runs; it may have to pull an image first.
 const podTimeout = 5 * time.Minute
 
-// Init makes the default group as c10d's init_process_group does: it opens the
-// store that a URL names, finds out rank and size, and calls New. An empty url
-// means env://.
+// Init makes the default group as c10d's init_process_group does: it opens the store that a URL names, or env:// if that
+// is empty, finds out rank and size, and calls New. Close closes the store as well.
 //
-//	env://                           what a launcher's environment says: torchrun
-//	                                 (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT),
-//	                                 Kubeflow, Slurm, mpirun, Kubernetes
-//	tcp://host:port                  rank 0 hosts a TCP store there
-//	file:///path                     a file on a disk that all ranks share
-//	redis://[user:password@]host:port/db?prefix=NAME
-//	                                 a Redis server (rediss:// with TLS), see redis.New; the program
-//	                                 needs import _ "github.com/c10d-go/c10d/store/redis"
+//	env://                 what a launcher says: torchrun, c10d run, Slurm, mpirun, Kubernetes, Kubeflow
+//	tcp://host:port        rank 0 hosts a TCP store there
+//	file:///path           a file on a disk that all ranks share
+//	redis://host:port/db   a Redis server, with import _ "github.com/c10d-go/c10d/store/redis"
 //
-// Other schemes are those that the program has given to store.Register. They take the prefix, too.
-//
-// Rank and size come from o, or from the URL's parameters rank and world_size; if both have them
-// they must agree. If neither has, Init reads a launcher's environment, whatever the URL (c10d
-// does so for env:// only). With env://, a given rank or size wins over the environment's; the
-// address must then be in MASTER_ADDR and MASTER_PORT.
-//
-// Redis keeps a job's keys. The prefix separates jobs that run at the same time. Its default is
-// the launcher's name for the job, such as torchrun's --rdzv_id. Runs of one job may have one
-// prefix, one file or one server: see "One store, several runs" in the package's documentation.
-//
-// Launchers such as mpirun, srun and torchrun name their job. A store that rank 0
-// hosts refuses the ranks of another job; the error has both names. Jobs of mpirun
-// get ports of their own, unless MASTER_PORT is set.
-//
-// c10d run -elastic sets C10D_ELASTIC. Init then sets Options.Elastic, and Reconfigure takes its
-// default sizes from there.
-//
-// C10D_TRACE is the prefix of the files that the rank dumps its last operations to, when a group fails
-// and when the process gets SIGUSR1. C10D_TRACE_STACKS=1 records where each operation is called. Both also
-// hold for Options.Recorder, unless that has a prefix of its own. See package trace.
-//
-// C10D_DEBUG_ADDR is the address of a page that shows what this rank does, for a browser. It begins
-// before the rank has met the others, and ends with Close. The program needs
-// import _ "github.com/c10d-go/c10d/trace/debug"; without it Init writes a warning to the log.
-//
-// If TORCHELASTIC_USE_AGENT_STORE is True, the launcher hosts the store and no
-// rank does. TORCH_DIST_INIT_BARRIER=1 sets Options.InitBarrier, and
-// TORCH_DISTRIBUTED_DEBUG=DETAIL sets Options.Detail.
-//
-// After 10 s, and then at growing intervals, Init writes the missing ranks to Options.Logger. It
-// fails before Options.Timeout if the server is no TCPStore, or if its host name has not existed
-// for 30 s (5 minutes in a Kubernetes cluster).
-//
-// The keys of all groups are under "default_pg", as in c10d, so that PyTorch ranks can be in the
-// group. The store belongs to the group: Close closes it as well. On rank 0 that may end the
-// server that all ranks use. A rank may call Init again after Close. It then waits until rank 0 has
-// closed its group, too, and hosts the next store.
-func Init(ctx context.Context, url string, o InitOptions) (*ProcessGroup, error) {
-	g, err := initFrom(ctx, url, o, os.Getenv)
+// Rank and size come from InitOptions, from the URL's parameters rank and world_size, or from a launcher. The parameter
+// prefix separates jobs in one store. See docs/launchers.md, and docs/environment.md for C10D_TRACE and others.
+func Init(ctx context.Context, url string, o ...InitOptions) (*ProcessGroup, error) {
+	g, err := initFrom(ctx, url, option.Last(o), os.Getenv)
 	if err != nil {
 		return nil, fmt.Errorf("pg: Init: %w", err)
 	}
@@ -145,9 +69,9 @@ func Init(ctx context.Context, url string, o InitOptions) (*ProcessGroup, error)
 const lastWords = 500 * time.Millisecond
 
 func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(string) string) (*ProcessGroup, error) {
-	prefix := getenv(TraceVariable)
+	prefix := getenv(traceVariable)
 	if o.Recorder == nil {
-		o.Recorder = trace.New(trace.Options{})
+		o.Recorder = trace.New()
 	}
 	dumps := o.Recorder.Adopt(prefix, getenv("C10D_TRACE_STACKS") == "1") && prefix != ""
 	if prefix != "" && !dumps {
@@ -155,7 +79,7 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 		if logger == nil {
 			logger = slog.Default()
 		}
-		logger.Warn("c10d: "+TraceVariable+" is not used: the program's Recorder has a prefix of its own, was in a group before, or is trace.Off", "prefix", o.Recorder.Prefix())
+		logger.Warn("c10d: "+traceVariable+" is not used: the program's Recorder has a prefix of its own, was in a group before, or is trace.Off", "prefix", o.Recorder.Prefix())
 	}
 	if err := o.check(); err != nil {
 		return nil, err
@@ -214,32 +138,28 @@ func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(str
 	return g, nil
 }
 
-// TraceVariable is the environment variable with the prefix of the files that ranks dump their last
-// operations to, see package trace.
-const TraceVariable = "C10D_TRACE"
+// traceVariable is the environment variable with the prefix of the files that ranks dump their last operations to.
+const traceVariable = "C10D_TRACE"
 
 // initGroup makes the default group of a rank.
 func initGroup(ctx context.Context, o InitOptions, m *meeting) (*ProcessGroup, error) {
 	st, err := m.open(ctx, o)
 	if err != nil {
-		err = m.orTwice(ctx, o, err)
+		err = public(m.orTwice(ctx, o, err))
 		o.failed(cmp.Or(o.Name, "0"), m.env.Rank, m.env.Size, nil, err)
 		return nil, err
 	}
 	from := origin{job: m.job, attempt: m.env.RestartCount, tls: o.TLS, hosted: -1}
 	if t, ok := st.(*tcp.Store); ok {
 		from.seen = m.seenIn(t)
-		from.hosts = t.Server() != nil
 		if !m.env.AgentStore {
 			from.hosted = 0
 		} else if m.numbered {
 			from.ended = endedIn(st, m.env.Size)
 		}
 	}
-	// PyTorch up to 2.0 keeps the agent's store over restarts; later ones get a
-	// new one each time.
 	if m.env.AgentStore {
-		from.v1 = store.Prefix("/worker/attempt_"+strconv.Itoa(m.env.RestartCount)+"/default_pg", st)
+		from.agents = st
 	}
 	var g *ProcessGroup
 	if keys := store.Prefix("default_pg", st); o.Join {
@@ -273,19 +193,14 @@ func initGroup(ctx context.Context, o InitOptions, m *meeting) (*ProcessGroup, e
 	return g, nil
 }
 
-// secrets takes TLS and token from Security or the environment if o has none.
+// secrets takes TLS from Security or the environment if o has none.
 func (o *InitOptions) secrets(scheme string, getenv func(string) string) error {
-	f, env := o.Security, credentials.FromEnv(getenv)
+	f := credentials.Files(o.Security)
 	switch {
 	case f.TLS() && o.TLS != nil:
 		return errors.New("both Security and TLS are set: give one")
 	case o.TLS == nil && !f.TLS():
-		f.Cert, f.Key, f.CA, f.Secret = env.Cert, env.Key, env.CA, env.Secret
-	}
-	if o.Token != "" {
-		f.Token = ""
-	} else {
-		f.Token = cmp.Or(f.Token, env.Token)
+		f = credentials.FromEnv(getenv)
 	}
 	err := f.CheckMutual()
 	if err != nil {
@@ -294,12 +209,9 @@ func (o *InitOptions) secrets(scheme string, getenv func(string) string) error {
 	if f.Secret != "" && scheme == "rediss" {
 		return errors.New("a Redis server has no part in the job's secret: give Cert, Key and CA for rediss://, or let the ranks meet at tcp:// or env://")
 	}
-	secure, token, err := f.Load()
+	secure, err := f.Load()
 	if secure != nil {
 		o.TLS, o.secretTLS = secure, f.Secret != ""
-	}
-	if token != "" {
-		o.Token = token
 	}
 	return err
 }
@@ -506,21 +418,21 @@ func (m *meeting) hosts(o InitOptions) bool {
 	return m.env.Rank == 0 && !m.env.AgentStore && !o.Join && (m.scheme == "tcp" || m.scheme == "env")
 }
 
-// orTwice returns the error for a rank 0 that could not host the store: why, or ErrTwice if another rank 0
-// of the job hosts it. That one gets ErrTwice as well.
+// orTwice returns the error for a rank 0 that could not host the store: why, or ErrDuplicateRank if another rank 0
+// of the job hosts it. That one gets ErrDuplicateRank as well.
 func (m *meeting) orTwice(ctx context.Context, o InitOptions, why error) error {
 	if !m.hosts(o) || m.env.Size == 1 || !errors.Is(why, syscall.EADDRINUSE) {
 		return why
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	st, err := tcp.New(ctx, m.addr, tcp.Options{Dialect: o.Dialect, TLS: o.TLS, Token: o.Token, Job: m.job})
+	st, err := tcp.New(ctx, m.addr, tcp.Options{TLS: o.TLS, Job: m.job})
 	if err != nil {
 		return why
 	}
 	defer st.Close()
 	name := cmp.Or(o.Name, "0")
-	err = rollcall.Twice(ctx, rollcall.Config{Store: store.Prefix("default_pg", st), Name: name, Rank: 0, Size: m.env.Size, Job: m.job})
+	err = meet.Twice(ctx, meet.Config{Store: store.Prefix("default_pg", st), Name: name, Rank: 0, Size: m.env.Size, Job: m.job})
 	if err != nil {
 		return fmt.Errorf("pg: group %q: %w", name, err)
 	}
@@ -553,12 +465,10 @@ func (m *meeting) open(ctx context.Context, o InitOptions) (store.Store, error) 
 		Server:    m.hosts(o),
 		Listen:    listen,
 		WorldSize: m.env.Size,
-		CountOnly: !o.apart(devices), // the roll call waits, and notices a rank that dies
+		CountOnly: !o.apart(devices), // the meeting waits, and notices a rank that dies
 		Once:      !m.env.AgentStore && !o.Join,
 		Timeout:   o.Timeout,
-		Dialect:   o.Dialect,
 		TLS:       o.TLS,
-		Token:     o.Token,
 		Job:       m.job,
 
 		Rank: m.env.Rank, HostedBy: m.hostedBy(), Logger: m.logger(o), ResolveTimeout: m.resolveTimeout, ServerOptions: o.StoreServer,

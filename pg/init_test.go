@@ -24,34 +24,32 @@ import (
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/testcerts"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// meet is a backend that does nothing but meet the other ranks in the store.
-type meet struct {
+// meetOnly is a backend that does nothing but meet the other ranks in the store.
+type meetOnly struct {
 	backend.Backend
 	closed bool
 }
 
-func (m *meet) Close() error { m.closed = true; return nil }
-func (m *meet) Abort(error)  {}
+func (m *meetOnly) Close() error { m.closed = true; return nil }
+func (m *meetOnly) Abort(error)  {}
 
 var registerMeet = sync.OnceValue(func() error {
 	return backend.Register(backend.Registration{
 		Name: "init-meet", Devices: []tensor.DeviceType{tensor.CPU},
-		New: func(ctx context.Context, o backend.Options) (backend.Backend, error) {
-			if err := o.Store.Set(ctx, strconv.Itoa(o.Rank), []byte("here")); err != nil {
-				return nil, err
-			}
+		New: func(ctx context.Context, o backend.Options) (_ backend.Backend, err error) {
+			defer must.Catch(&err)
+			must.Do(o.Store.Set(ctx, strconv.Itoa(o.Rank), []byte("here")))
 			for r := range o.Size {
-				if err := o.Store.Wait(ctx, strconv.Itoa(r)); err != nil {
-					return nil, err
-				}
+				must.Do(o.Store.Wait(ctx, strconv.Itoa(r)))
 			}
-			return &meet{}, nil
+			return &meetOnly{}, nil
 		},
 	})
 })
@@ -97,11 +95,10 @@ func initAll(t *testing.T, size int, url, env string, o InitOptions) []*ProcessG
 
 func closeAll(t *testing.T, groups []*ProcessGroup) {
 	for _, g := range groups {
-		b, err := g.Backend(tensor.CPU)
-		require.NoError(t, err)
+		b := must.Get(g.Backend(tensor.CPU))
 		require.NoError(t, g.Close())
 		require.NoError(t, g.Close())
-		require.True(t, b.(*meet).closed)
+		require.True(t, b.(*meetOnly).closed)
 		require.Error(t, g.now().world.owned.Set(context.Background(), "k", nil), "the group left its store open")
 	}
 }
@@ -120,9 +117,7 @@ func rewrite(t *testing.T, groups []*ProcessGroup) {
 }
 
 func keys(t *testing.T, st store.Store) string {
-	all, err := st.ListKeys(context.Background())
-	require.NoError(t, err)
-	return fmt.Sprint(all)
+	return fmt.Sprint(must.Get(st.ListKeys(context.Background())))
 }
 
 // runKey matches the key of a run of Go ranks alone that stands for one of PyTorch's.
@@ -165,7 +160,6 @@ func TestInitURLs(t *testing.T) {
 		{name: "tcp with options that agree", url: "tcp://" + addr + "?rank=%d&world_size=3", o: InitOptions{Size: 3}},
 		{name: "tcp in mpirun", url: "tcp://" + addr, env: "OMPI_COMM_WORLD_RANK=%d OMPI_COMM_WORLD_SIZE=3"},
 		{name: "tcp in torchrun, elsewhere", url: "tcp://" + addr, env: "RANK=%d WORLD_SIZE=3 MASTER_ADDR=h MASTER_PORT=1 TORCHELASTIC_USE_AGENT_STORE=True"},
-		{name: "tcp with a token", url: "tcp://" + addr, o: InitOptions{Size: 3, Token: "secret of the store"}},
 		{name: "file", url: "file://" + filepath.Join(dir, "a") + "?rank=%d&world_size=3"},
 		{name: "barrier", url: "file://" + filepath.Join(dir, "b"), o: InitOptions{Size: 3}, env: "TORCH_DIST_INIT_BARRIER=1"},
 	} {
@@ -185,33 +179,29 @@ func TestInitURLs(t *testing.T) {
 // control groups meet.
 func TestInitDetail(t *testing.T) {
 	for _, c := range []struct {
-		level   string
-		dialect store.Dialect
-		key     string
+		level, key string
 	}{
-		{"OFF", store.DialectV2, ""},
-		{"info", store.DialectV2, ""},
-		{"DETAIL", store.DialectV2, "default_pg/0//cpu//pg_wrapper:0/c10d-go/1"},
-		{"detail", store.DialectV1, "default_pg/pg_wrapper:0/c10d-go/1"},
+		{"OFF", ""},
+		{"info", ""},
+		{"detail", "default_pg/0//cpu//pg_wrapper:0/c10d-go/1"},
 	} {
 		t.Run(c.level, func(t *testing.T) {
 			inMemory := gloo.Options{Fabric: gloo.NewFabric()}
 			groups := initAll(t, 2, "file://"+filepath.Join(t.TempDir(), "store")+"?rank=%d&world_size=2",
 				"TORCH_DISTRIBUTED_DEBUG="+c.level, InitOptions{Options: Options{
-					Dialect: c.dialect, BackendOptions: []backend.SpecificOptions{inMemory},
+					BackendOptions: BackendOptions{inMemory},
 				}})
 			rewrite(t, groups)
 			got := keys(t, groups[0].now().world.owned)
 			require.Equal(t, c.key != "", strings.Contains(got, "pg_wrapper"), got)
 			require.Regexp(t, runKey(c.key), got)
 			for _, g := range groups {
-				b, err := g.Backend(tensor.CPU)
-				require.NoError(t, err)
+				b := must.Get(g.Backend(tensor.CPU))
 				d, checked := b.(*detail.Backend)
 				require.Equal(t, c.key != "", checked)
 				require.NoError(t, g.Close())
 				if checked {
-					require.True(t, d.Unwrap().(*meet).closed)
+					require.True(t, d.Unwrap().(*meetOnly).closed)
 				}
 			}
 		})
@@ -219,30 +209,33 @@ func TestInitDetail(t *testing.T) {
 }
 
 func TestInitAgentStore(t *testing.T) {
-	for _, c := range []struct {
-		dialect store.Dialect
-		key     string
-	}{
-		{store.DialectV1, "/worker/attempt_4/default_pg/0/1"},
-		{store.DialectV2, "default_pg/0//cpu//1"},
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, scheme := range []string{"env", "tcp"} {
+		agent := must.Get(tcp.New(ctx, "127.0.0.1:0", tcp.Options{Server: true}))
+		defer agent.Close()
+		url := map[string]string{"env": "env://", "tcp": "tcp://" + agent.Addr()}[scheme]
+		host, port, _ := net.SplitHostPort(agent.Addr())
+		groups := initAll(t, 2, url, "RANK=%d WORLD_SIZE=2 MASTER_ADDR="+host+" MASTER_PORT="+port+
+			" TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=4", InitOptions{})
+		rewrite(t, groups)
+		closeAll(t, groups)
+		require.Regexp(t, runKey("default_pg/0//cpu//1"), keys(t, agent))
+	}
+}
+
+// TestTorch1Keys states where ranks of PyTorch up to 2.0 have their keys.
+func TestTorch1Keys(t *testing.T) {
+	agents := store.NewHash()
+	defer agents.Close()
+	for key, from := range map[string]origin{
+		"default_pg/k":                   {attempt: 4},
+		"/worker/attempt_4/default_pg/k": {attempt: 4, agents: agents},
 	} {
-		t.Run(c.dialect.String(), func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
-			defer cancel()
-			for _, scheme := range []string{"env", "tcp"} {
-				agent, err := tcp.New(ctx, "127.0.0.1:0", tcp.Options{Server: true})
-				require.NoError(t, err)
-				defer agent.Close()
-				url := map[string]string{"env": "env://", "tcp": "tcp://" + agent.Addr()}[scheme]
-				host, port, _ := net.SplitHostPort(agent.Addr())
-				groups := initAll(t, 2, url, "RANK=%d WORLD_SIZE=2 MASTER_ADDR="+host+" MASTER_PORT="+port+
-					" TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=4",
-					InitOptions{Options: Options{Dialect: c.dialect}})
-				rewrite(t, groups)
-				closeAll(t, groups)
-				require.Regexp(t, runKey(c.key), keys(t, agent))
-			}
-		})
+		st := torch1Keys(store.Prefix("default_pg", agents), from)
+		require.True(t, store.IsTorch1(store.Prefix("0", st)))
+		require.NoError(t, st.Set(t.Context(), "k", nil))
+		require.True(t, must.Get(agents.Delete(t.Context(), key)), key)
 	}
 }
 
@@ -276,7 +269,7 @@ func TestInitRefuses(t *testing.T) {
 		_, err := initFrom(context.Background(), c.url, c.o, environ(c.env))
 		require.EqualError(t, err, c.want, c.url)
 	}
-	_, err := Init(context.Background(), "mpi://", InitOptions{})
+	_, err := Init(context.Background(), "mpi://")
 	require.ErrorContains(t, err, "pg: Init: store: no store for scheme")
 }
 
@@ -289,14 +282,13 @@ func TestInitRegistered(t *testing.T) {
 		got = o
 		return st, nil
 	})
-	_, err := Init(t.Context(), "inittest://h/x?y=z&rank=0&world_size=1", InitOptions{})
+	_, err := Init(t.Context(), "inittest://h/x?y=z&rank=0&world_size=1")
 	require.ErrorContains(t, err, "inittest:// needs a name that tells this run from others: ?prefix=NAME")
 	g, err := Init(t.Context(), "inittest://h/x?y=z&prefix=p&rank=0&world_size=1", InitOptions{Options: Options{Timeout: time.Minute}})
 	require.NoError(t, err)
 	require.Equal(t, store.OpenOptions{Prefix: "p", Timeout: time.Minute}, got)
 	require.NoError(t, g.Close())
-	_, err = st.NumKeys(t.Context())
-	require.ErrorIs(t, err, store.ErrClosed)
+	require.ErrorIs(t, must.Err(st.NumKeys(t.Context())), store.ErrClosed)
 }
 
 func TestInitPrefix(t *testing.T) {
@@ -304,8 +296,7 @@ func TestInitPrefix(t *testing.T) {
 		"RANK=0 WORLD_SIZE=1 TORCHELASTIC_RUN_ID=job-3 TORCHELASTIC_RESTART_COUNT=2": "job-3/attempt_2",
 		"SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_JOB_ID=77 SLURM_STEP_ID=3":              "77.3",
 	} {
-		m, err := resolve("redis://u:secret@h:1/2?pool_size=4", InitOptions{}, environ(env))
-		require.NoError(t, err)
+		m := must.Get(resolve("redis://u:secret@h:1/2?pool_size=4", InitOptions{}, environ(env)))
 		require.Equal(t, want, m.prefix)
 		require.Equal(t, "redis://u:secret@h:1/2?pool_size=4", m.url)
 	}
@@ -326,8 +317,7 @@ func TestNumbered(t *testing.T) {
 		{"env://?rank=0&world_size=3", InitOptions{}, false},
 		{"env://", InitOptions{Rank: 1, Size: 2}, false},
 	} {
-		m, err := resolve(c.url, c.o, environ(env))
-		require.NoError(t, err)
+		m := must.Get(resolve(c.url, c.o, environ(env)))
 		require.True(t, m.env.AgentStore)
 		require.Equal(t, c.want, m.numbered, "%+v", c)
 	}
@@ -391,9 +381,7 @@ func TestInitRedis(t *testing.T) {
 // other as well as the store.
 func TestInitTLS(t *testing.T) {
 	cert, key, ca := testcerts.Files(t)
-	token := filepath.Join(t.TempDir(), "token")
-	require.NoError(t, os.WriteFile(token, []byte("secret of the store"), 0o600))
-	env := fmt.Sprintf("C10D_TLS_CERT=%s C10D_TLS_KEY=%s C10D_TLS_CA=%s C10D_TOKEN_FILE=%s", cert, key, ca, token)
+	env := fmt.Sprintf("C10D_TLS_CERT=%s C10D_TLS_KEY=%s C10D_TLS_CA=%s", cert, key, ca)
 	secret := filepath.Join(t.TempDir(), "tls-secret")
 	require.NoError(t, credentials.WriteSecret(secret))
 	config := testcerts.Config(t)
@@ -401,38 +389,33 @@ func TestInitTLS(t *testing.T) {
 		env string
 		o   InitOptions
 	}{
-		"options":                      {"", InitOptions{TLS: config, Token: "secret of the store"}},
-		"environment":                  {env, InitOptions{}},
-		"security":                     {"", InitOptions{Security: Security{Cert: cert, Key: key, CA: ca, Token: token}}},
-		"one secret":                   {"C10D_TLS_SECRET=" + secret, InitOptions{}},
-		"security wins":                {env, InitOptions{Security: Security{Secret: secret}}},
-		"options win":                  {"C10D_TLS_CERT=/no/such C10D_TOKEN_FILE=/no/such", InitOptions{TLS: config, Token: "secret of the store"}},
-		"only a token, in the backend": {"", InitOptions{Token: "secret of the store", Options: Options{BackendOptions: []backend.SpecificOptions{gloo.Options{TCP: gloo.TCPOptions{TLS: config}}}}}},
+		"options":             {"", InitOptions{TLS: config}},
+		"environment":         {env, InitOptions{}},
+		"security":            {"", InitOptions{Security: Security{Cert: cert, Key: key, CA: ca}}},
+		"one secret":          {"C10D_TLS_SECRET=" + secret, InitOptions{}},
+		"security wins":       {env, InitOptions{Security: Security{Secret: secret}}},
+		"options win":         {"C10D_TLS_CERT=/no/such", InitOptions{TLS: config}},
+		"only in the backend": {"", InitOptions{Options: Options{BackendOptions: BackendOptions{gloo.Options{TLS: config}}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := freeport.Loopback(t)
 			var ranks errgroup.Group
 			for r := range 2 {
-				ranks.Go(func() error {
+				ranks.Go(func() (err error) {
+					defer must.Catch(&err)
 					ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 					defer cancel()
 					o := c.o
 					o.Rank, o.Size = r, 2
-					g, err := initFrom(ctx, "tcp://"+addr, o, environ(c.env))
-					if err != nil {
-						return err
-					}
+					g := must.Get(initFrom(ctx, "tcp://"+addr, o, environ(c.env)))
 					defer g.Close()
-					sub, err := g.NewGroup(ctx, []int{0, 1}, GroupOptions{})
-					if err != nil {
-						return err
-					}
+					sub := must.Get(g.NewGroup(ctx, []int{0, 1}))
 					for _, of := range []*ProcessGroup{g, sub} {
 						if e := of.Explain()[0]; e.Wire != "native" || !strings.Contains(e.Why, "TLS") {
 							return fmt.Errorf("wire %s: %s", e.Wire, e.Why)
 						}
 					}
-					return AllReduceSlice(ctx, sub, []float32{1}, backend.Sum())
+					return Wait(sub.AllReduce(ctx, Slice([]float32{1}), backend.Sum()))
 				})
 			}
 			require.NoError(t, ranks.Wait())
@@ -441,7 +424,7 @@ func TestInitTLS(t *testing.T) {
 	for want, c := range map[string]struct{ url, env string }{
 		"give both -tls-cert":            {"tcp://127.0.0.1:0", "C10D_TLS_CERT=a"},
 		"need -tls-ca (C10D_TLS_CA)":     {"tcp://127.0.0.1:0", "C10D_TLS_CERT=a C10D_TLS_KEY=a"},
-		"no such file":                   {"tcp://127.0.0.1:0", "C10D_TOKEN_FILE=/no/such"},
+		"no such file":                   {"tcp://127.0.0.1:0", "C10D_TLS_SECRET=/no/such"},
 		"either -tls-secret":             {"tcp://127.0.0.1:0", "C10D_TLS_CERT=a C10D_TLS_SECRET=b"},
 		"no part in the job's secret":    {"rediss://127.0.0.1:1?prefix=p", "C10D_TLS_SECRET=" + secret},
 		"the URL's scheme is not rediss": {"redis://127.0.0.1:1?prefix=p", env},
@@ -451,8 +434,8 @@ func TestInitTLS(t *testing.T) {
 	}
 }
 
-// TestARankWithoutTLS has one rank of a job with TLS speak clear text. It is refused at once, and the
-// others name it.
+// TestARankWithoutTLS has one rank of a job with TLS speak clear text. It is refused at once. The others
+// wait for it, and name it when their time is over.
 func TestARankWithoutTLS(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "tls-secret")
 	require.NoError(t, credentials.WriteSecret(secret))
@@ -479,26 +462,10 @@ func TestARankWithoutTLS(t *testing.T) {
 	}
 	last := start(freeport.Loopback(t), 3, 3*time.Second, map[int]bool{0: true, 1: false, 2: true})
 	host := start(freeport.Loopback(t), 2, 2*time.Second, map[int]bool{0: false, 1: true})
-	silent := freeport.Loopback(t)
-	alone := start(silent, 2, 2*time.Second, map[int]bool{0: true})
-
-	// A process that does not say its rank, as PyTorch's, may be the one that is missing.
-	require.Eventually(t, func() bool {
-		c, err := net.Dial("tcp", silent)
-		if err != nil {
-			return false
-		}
-		defer c.Close()
-		c.Write([]byte{0, 0xce, 0xf7, 0x85, 0x3c})
-		return c.(*net.TCPConn).CloseWrite() == nil
-	}, patience, time.Millisecond)
-	require.ErrorContains(t, alone()[0], "without TLS was refused, and may be this rank")
-
 	errs := last()
 	require.ErrorContains(t, errs[1], "the server speaks TLS, and this side does not")
 	for _, r := range []int{0, 2} {
 		require.ErrorContains(t, errs[r], "rank 1 has not called Init")
-		require.ErrorContains(t, errs[r], "without TLS was refused, and may be this rank")
 		require.NotContains(t, errs[r].Error(), "rank 0 has not")
 		require.NotContains(t, errs[r].Error(), "rank 2 has not")
 	}
@@ -591,9 +558,8 @@ func TestInitRankZeroTwice(t *testing.T) {
 			var all sync.WaitGroup
 			for i, r := range ranks {
 				if i == 2 { // rank 1 is not too late
-					st, err := tcp.New(ctx, addr, tcp.Options{})
-					require.NoError(t, err)
-					require.NoError(t, st.Wait(ctx, "default_pg/c10d-go/rollcall/-/0/rank/1"))
+					st := must.Get(tcp.New(ctx, addr))
+					require.NoError(t, st.Wait(ctx, "default_pg/c10d-go/meet/-/0/rank/1"))
 					require.NoError(t, st.Close())
 				}
 				all.Go(func() {
@@ -604,7 +570,7 @@ func TestInitRankZeroTwice(t *testing.T) {
 			}
 			all.Wait()
 			for i := range ranks {
-				require.ErrorIs(t, errs[i], ErrTwice, "process %d", i)
+				require.ErrorIs(t, errs[i], ErrDuplicateRank, "process %d", i)
 				require.ErrorContains(t, errs[i], "rank 0 was started twice: pid ")
 			}
 		})
@@ -628,10 +594,10 @@ func TestInitRankZeroOfAnotherJob(t *testing.T) {
 	require.NoError(t, all.Wait())
 	_, err := initFrom(t.Context(), "tcp://"+addr, o, environ(""))
 	require.ErrorContains(t, err, "the TCPStore of another job answers there")
-	require.NotErrorIs(t, err, ErrTwice)
+	require.NotErrorIs(t, err, ErrDuplicateRank)
 	for _, g := range groups {
 		all.Go(func() error {
-			return errors.Join(AllReduceSlice(t.Context(), g, []float32{1}, backend.Sum()), g.Close())
+			return errors.Join(Wait(g.AllReduce(t.Context(), Slice([]float32{1}), backend.Sum())), g.Close())
 		})
 	}
 	require.NoError(t, all.Wait())

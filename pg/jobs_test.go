@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
@@ -40,8 +40,7 @@ func TestRank(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
 	defer cancel()
-	g, err := pg.Init(ctx, "", pg.InitOptions{Options: pg.Options{Backend: "cpu:gloo", Timeout: jobLimit}})
-	require.NoError(t, err)
+	g := must.Get(pg.Init(ctx, "", pg.InitOptions{Options: pg.Options{Backend: "cpu:gloo", Timeout: jobLimit}}))
 	defer g.Close()
 	require.NoError(t, sum(ctx, g, job))
 	fmt.Println("summed up")
@@ -49,13 +48,11 @@ func TestRank(t *testing.T) {
 
 // sum adds up what the ranks of a job have, and fails if a rank of another job
 // is among them.
-func sum(ctx context.Context, g *pg.ProcessGroup, job int) error {
+func sum(ctx context.Context, g *pg.ProcessGroup, job int) (err error) {
+	defer must.Catch(&err)
 	v := []float64{float64(job), 1}
-	x, err := tensor.Of(v, 2)
-	if err != nil {
-		return err
-	}
-	w, err := g.AllReduce(ctx, []*tensor.Tensor{x}, backend.AllReduceOptions{})
+	x := must.Get(tensor.Of(v, 2))
+	w, err := g.AllReduce(ctx, x, pg.Sum())
 	if err == nil {
 		err = w.Wait(ctx)
 	}
@@ -154,7 +151,7 @@ func twoJobs(t *testing.T, command string, args ...string) {
 // TestTenJobsInOneStore runs jobs one after the other where each leaves its keys:
 // the launcher gives no name, and every rank is of this library.
 func TestTenJobsInOneStore(t *testing.T) {
-	server, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
+	server, err := tcp.Listen(t.Context(), "127.0.0.1:0")
 	require.NoError(t, err)
 	defer server.Close()
 	host, port, _ := net.SplitHostPort(server.Addr().String())
@@ -187,7 +184,7 @@ func TestTenJobsInOneStore(t *testing.T) {
 						if err := sum(ctx, g, job+1); err != nil {
 							return err
 						}
-						sub, err := g.NewGroup(ctx, []int{0, 2}, pg.GroupOptions{})
+						sub, err := g.NewGroup(ctx, []int{0, 2})
 						if err != nil || !sub.IsMember() {
 							return err
 						}
@@ -241,19 +238,24 @@ func redisServer(t *testing.T) string {
 
 // TestStartedTwice, TestWorldsDiffer and TestStaleKeys state what users of Init see.
 func TestStartedTwice(t *testing.T) {
-	st := store.NewHash()
-	defer st.Close()
+	hash := store.NewHash()
+	defer hash.Close()
+	st := store.Prefix("default_pg", hash)
 	ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
 	defer cancel()
 	var all sync.WaitGroup
-	for _, r := range []int{0, 1, 1} {
+	begin := func(r int) {
 		all.Go(func() {
-			_, err := pg.New(ctx, store.Prefix("default_pg", st), r, 3, pg.Options{Backend: "cpu:gloo", Timeout: jobLimit})
-			if !errors.Is(err, pg.ErrTwice) {
+			_, err := pg.New(ctx, st, r, 3, pg.Options{Backend: "cpu:gloo", Timeout: jobLimit})
+			if !errors.Is(err, pg.ErrDuplicateRank) {
 				t.Errorf("rank %d: %v", r, err)
 			}
 		})
 	}
+	begin(0)
+	require.NoError(t, st.Wait(ctx, "c10d-go/meet/last")) // rank 0 waits: one that comes when both are gone knows of none
+	begin(1)
+	begin(1)
 	all.Wait()
 }
 
@@ -267,7 +269,7 @@ func TestWorldsDiffer(t *testing.T) {
 		all.Go(func() {
 			_, err := pg.New(ctx, st, r, size, pg.Options{Backend: "cpu:gloo", Timeout: jobLimit})
 			var e *pg.MeetingError
-			if !errors.Is(err, pg.ErrDiffer) || !errors.As(err, &e) {
+			if !errors.Is(err, pg.ErrSizeMismatch) || !errors.As(err, &e) {
 				t.Errorf("rank %d: %v", r, err)
 			}
 		})
@@ -281,7 +283,7 @@ func TestStaleKeys(t *testing.T) {
 	for r, key := range []string{"0//cpu//0/0", "0/0/rank_1"} {
 		require.NoError(t, st.Set(t.Context(), key, []byte("of PyTorch")))
 		_, err := pg.New(t.Context(), st, r, 2, pg.Options{Backend: "cpu:gloo", Timeout: jobLimit})
-		require.ErrorIs(t, err, pg.ErrStale)
+		require.ErrorIs(t, err, pg.ErrStaleKeys)
 		require.ErrorContains(t, err, "use another prefix or a new store")
 	}
 }
@@ -311,11 +313,11 @@ func TestListsDiffer(t *testing.T) {
 						return
 					}
 					defer g.Close()
-					sub, err := g.NewGroup(ctx, lists[r], pg.GroupOptions{})
+					sub, err := g.NewGroup(ctx, lists[r])
 					switch {
 					case err == nil && sub.IsMember():
 						t.Errorf("rank %d has a group of %v", r, sub.Ranks())
-					case err != nil && !errors.Is(err, pg.ErrLists):
+					case err != nil && !errors.Is(err, pg.ErrGroupMismatch):
 						t.Errorf("rank %d: %v", r, err)
 					case err != nil:
 						mu.Lock()
@@ -366,8 +368,7 @@ func TestMakeAGroupAgain(t *testing.T) {
 // TestAJobStartsAmongStrangers: more silent connections than the process of rank 0 has descriptors
 // do not keep a rank out.
 func TestAJobStartsAmongStrangers(t *testing.T) {
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
 	shell, err := exec.LookPath("sh")
 	if err != nil {
 		t.Skip("sets a limit with sh: ", err)

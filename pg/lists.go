@@ -3,16 +3,11 @@ package pg
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/c10d-go/c10d/internal/notice"
+	"github.com/c10d-go/c10d/internal/meet"
 )
-
-// ErrLists is matched by the errors of ranks that called NewGroup or SplitRanks for one group
-// with different lists.
-var ErrLists = errors.New("ranks called NewGroup or SplitRanks with different lists of ranks")
 
 // memberList is what the first rank that makes a group writes about it.
 type memberList struct {
@@ -40,7 +35,7 @@ func (w *world) compareLists(ctx context.Context, s groupSpec) error {
 	if slices.Equal(first.Ranks, s.ranks) {
 		return nil
 	}
-	err = fmt.Errorf("pg: group %q: %w: rank %d calls it with %v, rank %d with %v", s.name, ErrLists, first.By, first.Ranks, w.rank, s.ranks)
-	notice.Tell(noticeStore(w.store, s.key), notice.Fault{Rank: w.rank, By: w.rank, Kind: "lists", Text: err.Error()})
+	err = fmt.Errorf("pg: group %q: %w: rank %d calls it with %v, rank %d with %v", s.name, ErrGroupMismatch, first.By, first.Ranks, w.rank, s.ranks)
+	meet.Tell(noticeStore(w.store, s.key), meet.Fault{Rank: w.rank, By: w.rank, Kind: kindLists, Text: err.Error()})
 	return err
 }

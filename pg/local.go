@@ -6,9 +6,7 @@ import (
 	"github.com/c10d-go/c10d/internal/launch"
 )
 
-// LocalRank returns this process's rank among the job's processes on its host, as the launcher's
-// environment has it: c10d's get_node_local_rank, for all launchers that Init knows. It returns -1
-// if the launcher does not say. It needs no group, so a program can choose its GPU before Init.
+// LocalRank returns the rank on this host, -1 if no launcher says.
 func LocalRank() int {
 	e, err := launch.Detect(os.Getenv)
 	if err != nil {
@@ -17,8 +15,7 @@ func LocalRank() int {
 	return e.LocalRank
 }
 
-// LocalSize returns how many of the job's processes the launcher has started on this host, 0 if the
-// launcher does not say.
+// LocalSize returns the job's ranks on this host, 0 if no launcher says.
 func LocalSize() int {
 	e, err := launch.Detect(os.Getenv)
 	if err != nil {

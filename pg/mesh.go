@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/c10d-go/c10d/internal/option"
 )
 
 // MeshDim is a dimension of a Mesh.
@@ -13,12 +15,8 @@ type MeshDim struct {
 	Size int
 }
 
-// Mesh arranges the ranks of a group in a grid with named dimensions, as c10d's DeviceMesh does. In
-// each dimension a rank has a group: the ranks that differ from it in that coordinate only. Ranks
-// are in row-major order, so ranks that are next to each other differ in the last dimension.
-//
-// A Mesh is not safe for concurrent use. Its groups are those of SplitRanks: they end with the
-// default group, with its epoch, and with Close.
+// Mesh arranges the ranks of a group in a grid, row by row. In each dimension a rank has a group: the ranks that differ
+// from it in that coordinate only.
 type Mesh struct {
 	whole  *ProcessGroup
 	dims   []MeshDim
@@ -27,9 +25,8 @@ type Mesh struct {
 	groups map[string]*ProcessGroup
 }
 
-// NewMesh makes a mesh of all ranks of g, and the group of each dimension. Every rank of g calls it
-// with the same dimensions; the product of their sizes is g's size. o.Local has no meaning here.
-func NewMesh(ctx context.Context, g *ProcessGroup, dims []MeshDim, o GroupOptions) (*Mesh, error) {
+// NewMesh makes a mesh of all ranks of g, whose size is dims' product.
+func NewMesh(ctx context.Context, g *ProcessGroup, dims []MeshDim, o ...GroupOptions) (*Mesh, error) {
 	if !g.IsMember() {
 		return nil, ErrNotMember
 	}
@@ -51,7 +48,7 @@ func NewMesh(ctx context.Context, g *ProcessGroup, dims []MeshDim, o GroupOption
 	if left != 1 {
 		return nil, fmt.Errorf("pg: NewMesh: the sizes of %v do not multiply to %d, the size of group %q", dims, g.Size(), g.Name())
 	}
-	m := &Mesh{whole: g, dims: slices.Clone(dims), o: o, groups: make(map[string]*ProcessGroup)}
+	m := &Mesh{whole: g, dims: slices.Clone(dims), o: option.Last(o), groups: make(map[string]*ProcessGroup)}
 	m.coord = m.at(g.Rank())
 	for _, d := range dims {
 		if _, err := m.Flatten(ctx, d.Name, d.Name); err != nil {
@@ -61,8 +58,7 @@ func NewMesh(ctx context.Context, g *ProcessGroup, dims []MeshDim, o GroupOption
 	return m, nil
 }
 
-// Close closes the mesh's groups, also those of Flatten. The group that the mesh was made of stays open.
-// Wait for their operations before.
+// Close closes the mesh's groups, not the one that it was made of.
 func (m *Mesh) Close() error {
 	var errs []error
 	for _, g := range m.groups {
@@ -88,8 +84,7 @@ func (m *Mesh) Dims() []MeshDim { return slices.Clone(m.dims) }
 // Coordinate returns this rank's place in each dimension.
 func (m *Mesh) Coordinate() []int { return slices.Clone(m.coord) }
 
-// Group returns this rank's group in a dimension, or the group that Flatten made under this name. Its
-// Rank is the rank's coordinate in the dimension.
+// Group returns this rank's group in a dimension, or of Flatten.
 func (m *Mesh) Group(name string) (*ProcessGroup, error) {
 	g, ok := m.groups[name]
 	if !ok {
@@ -98,9 +93,7 @@ func (m *Mesh) Group(name string) (*ProcessGroup, error) {
 	return g, nil
 }
 
-// Flatten makes one group of several dimensions: the ranks that differ from this one in these
-// coordinates only. Group returns it under name afterwards. Every rank of the mesh calls it alike.
-// As in c10d, dims must be in the mesh's order.
+// Flatten makes one group of several dimensions, with a name for Group.
 func (m *Mesh) Flatten(ctx context.Context, name string, dims ...string) (*ProcessGroup, error) {
 	if name == "" {
 		return nil, errors.New("pg: Flatten: the group needs a name")

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/store"
@@ -32,37 +32,27 @@ func TestMeshIsPyTorchs(t *testing.T) {
 	}
 	pgtest.Run(t, 8, func(t *testing.T, g *pg.ProcessGroup) {
 		ctx := t.Context()
-		m, err := pg.NewMesh(ctx, g, []pg.MeshDim{{"pp", 2}, {"dp", 2}, {"tp", 2}}, pg.GroupOptions{})
-		require.NoError(t, err)
+		m := must.Get(pg.NewMesh(ctx, g, []pg.MeshDim{{"pp", 2}, {"dp", 2}, {"tp", 2}}))
 		got := shown{coord: m.Coordinate()}
 		for i, to := range []*[]int{&got.pp, &got.dp, &got.tp} {
-			sub, err := m.Group(m.Dims()[i].Name)
-			require.NoError(t, err)
+			sub := must.Get(m.Group(m.Dims()[i].Name))
 			require.Equal(t, got.coord[i], sub.Rank())
 			*to = sub.Ranks()
 		}
-		flat, err := m.Flatten(ctx, "dp_tp", "dp", "tp")
-		require.NoError(t, err)
+		flat := must.Get(m.Flatten(ctx, "dp_tp", "dp", "tp"))
 		got.dt = flat.Ranks()
 		require.Equal(t, 2*got.coord[1]+got.coord[2], flat.Rank())
-		flat, err = m.Flatten(ctx, "pp_tp", "pp", "tp")
-		require.NoError(t, err)
+		flat = must.Get(m.Flatten(ctx, "pp_tp", "pp", "tp"))
 		got.pt = flat.Ranks()
 		if w, ok := want[g.Rank()]; ok {
 			require.Equal(t, w, got)
 		}
-		again, err := m.Group("pp_tp")
-		require.NoError(t, err)
-		require.Same(t, flat, again)
+		require.Same(t, flat, must.Get(m.Group("pp_tp")))
 
-		_, err = m.Flatten(ctx, "x", "tp", "dp")
-		require.ErrorContains(t, err, "not in the order of the mesh")
-		_, err = m.Flatten(ctx, "x", "xx")
-		require.ErrorContains(t, err, `no dimension "xx"`)
-		_, err = m.Flatten(ctx, "tp", "pp", "dp")
-		require.ErrorContains(t, err, `has a group "tp" already`)
-		_, err = m.Group("xx")
-		require.ErrorContains(t, err, `no group "xx"`)
+		require.ErrorContains(t, must.Err(m.Flatten(ctx, "x", "tp", "dp")), "not in the order of the mesh")
+		require.ErrorContains(t, must.Err(m.Flatten(ctx, "x", "xx")), `no dimension "xx"`)
+		require.ErrorContains(t, must.Err(m.Flatten(ctx, "tp", "pp", "dp")), `has a group "tp" already`)
+		require.ErrorContains(t, must.Err(m.Group("xx")), `no group "xx"`)
 	})
 }
 
@@ -76,8 +66,7 @@ func TestMeshRefuses(t *testing.T) {
 			"multiply to 4":                      {{"a", 2}},
 			"[{a 0}] do not multiply":            {{"a", 0}},
 		} {
-			_, err := pg.NewMesh(t.Context(), g, dims, pg.GroupOptions{})
-			require.ErrorContains(t, err, want)
+			require.ErrorContains(t, must.Err(pg.NewMesh(t.Context(), g, dims)), want)
 		}
 	})
 }
@@ -108,12 +97,10 @@ func TestFailedGroupsAreClosed(t *testing.T) {
 		make  func(ctx context.Context, g *pg.ProcessGroup) error
 	}{
 		"NewMesh": {size, func(ctx context.Context, g *pg.ProcessGroup) error {
-			_, err := pg.NewMesh(ctx, g, []pg.MeshDim{{"a", 2}, {"b", 2}}, pg.GroupOptions{})
-			return err
+			return must.Err(pg.NewMesh(ctx, g, []pg.MeshDim{{"a", 2}, {"b", 2}}))
 		}},
 		"NewSubgroups": {2, func(ctx context.Context, g *pg.ProcessGroup) error {
-			_, err := g.NewSubgroups(ctx, 2, pg.GroupOptions{})
-			return err
+			return must.Err(g.NewSubgroups(ctx, 2))
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -154,35 +141,26 @@ func TestFailedGroupsAreClosed(t *testing.T) {
 func TestMeshCloses(t *testing.T) {
 	pgtest.Run(t, 4, func(t *testing.T, g *pg.ProcessGroup) {
 		ctx := t.Context()
-		m, err := pg.NewMesh(ctx, g, []pg.MeshDim{{"a", 2}, {"b", 2}}, pg.GroupOptions{})
-		require.NoError(t, err)
-		_, err = m.Flatten(ctx, "ab", "a", "b")
-		require.NoError(t, err)
-		a, err := m.Group("a")
-		require.NoError(t, err)
+		m := must.Get(pg.NewMesh(ctx, g, []pg.MeshDim{{"a", 2}, {"b", 2}}))
+		must.Get(m.Flatten(ctx, "ab", "a", "b"))
+		a := must.Get(m.Group("a"))
 		require.Equal(t, 4, pg.Open(g))
 		require.NoError(t, m.Close())
 		require.NoError(t, m.Close())
 		require.Equal(t, 1, pg.Open(g))
-		require.ErrorIs(t, pg.AllReduceSlice(ctx, a, []int32{1}, backend.Sum()), pg.ErrClosed)
-		_, err = m.Group("a")
-		require.ErrorContains(t, err, `no group "a"`)
-		require.NoError(t, pg.AllReduceSlice(ctx, g, []int32{1}, backend.Sum()))
+		require.ErrorIs(t, pg.Wait(a.AllReduce(ctx, pg.Slice([]int32{1}), pg.Sum())), pg.ErrClosed)
+		require.ErrorContains(t, must.Err(m.Group("a")), `no group "a"`)
+		require.NoError(t, pg.Wait(g.AllReduce(ctx, pg.Slice([]int32{1}), pg.Sum())))
 	})
 }
 
 func ExampleNewMesh() {
-	ranks(4, func(ctx context.Context, g *pg.ProcessGroup) (string, error) {
-		m, err := pg.NewMesh(ctx, g, []pg.MeshDim{{"dp", 2}, {"tp", 2}}, pg.GroupOptions{})
-		if err != nil {
-			return "", err
-		}
-		dp, err := m.Group("dp")
-		if err != nil {
-			return "", err
-		}
+	ranks(4, func(ctx context.Context, g *pg.ProcessGroup) (_ string, err error) {
+		defer must.Catch(&err)
+		m := must.Get(pg.NewMesh(ctx, g, []pg.MeshDim{{"dp", 2}, {"tp", 2}}))
+		dp := must.Get(m.Group("dp"))
 		sum := []int32{int32(g.Rank())}
-		err = pg.AllReduceSlice(ctx, dp, sum, backend.Sum())
+		err = pg.Wait(dp.AllReduce(ctx, pg.Slice(sum), pg.Sum()))
 		return fmt.Sprintf("rank %d is at %v, dp is %v with sum %d", g.Rank(), m.Coordinate(), dp.Ranks(), sum[0]), err
 	})
 	// Output:

@@ -6,7 +6,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -20,7 +19,7 @@ func (mislaid) BackendName() string { return "glooo" }
 // TestBackendOptionsNobodyGets: options that no backend would get are refused, before the store is
 // opened.
 func TestBackendOptionsNobodyGets(t *testing.T) {
-	for want, o := range map[string][]backend.SpecificOptions{
+	for want, o := range map[string]BackendOptions{
 		`BackendOptions[1], a pg.mislaid, is for "glooo", which is no backend of this program (it has `: {gloo.Options{}, mislaid{}},
 		`BackendOptions[1], a gloo.Options, is the second for backend "gloo"`:                           {gloo.Options{}, gloo.Options{}},
 		`BackendOptions[0] is nil`: {nil},
@@ -49,10 +48,10 @@ func TestErrorsNameTheCall(t *testing.T) {
 	list := []*tensor.Tensor{x}
 	ctx := t.Context()
 	for want, call := range map[string]func() error{
-		"all_reduce": func() error { _, err := g.AllReduce(ctx, list, backend.AllReduceOptions{}); return err },
-		"broadcast":  func() error { _, err := g.Broadcast(ctx, list, backend.BroadcastOptions{}); return err },
-		"send":       func() error { _, err := g.Send(ctx, x, 1, backend.P2POptions{}); return err },
-		"barrier":    func() error { _, err := g.Barrier(ctx, backend.BarrierOptions{}); return err },
+		"all_reduce": func() error { _, err := g.AllReduce(ctx, list[0], Sum()); return err },
+		"broadcast":  func() error { _, err := g.Broadcast(ctx, list[0], 0); return err },
+		"send":       func() error { _, err := g.Send(ctx, x, 1); return err },
+		"barrier":    func() error { _, err := g.BarrierAsync(ctx); return err },
 	} {
 		err := call()
 		require.ErrorIs(t, err, ErrClosed)

@@ -9,14 +9,10 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/c10d-go/c10d/internal/notice"
+	"github.com/c10d-go/c10d/internal/meet"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 )
-
-// GroupFault says why a group could not be made. It comes from the first rank that failed, or from
-// the store if that rank's process has ended. Rank numbers are those of the default group.
-type GroupFault = notice.Fault
 
 // noticeStore is where the ranks of a group tell each other why it cannot be made. st is for this
 // run alone.
@@ -27,12 +23,12 @@ func noticeStore(st store.Store, group string) store.Store {
 // culprit is an error that knows which rank caused it, -1 if none did.
 type culprit interface{ Culprit() int }
 
-// kinds are the errors that keep their identity when one rank tells the others.
-var kinds = map[string]error{"twice": ErrTwice, "differ": ErrDiffer, "lists": ErrLists}
+// kindLists is the kind of a fault that matches ErrGroupMismatch.
+const kindLists = "lists"
 
 // told is another rank's fault.
 type told struct {
-	*notice.Fault
+	*meet.Fault
 	own error // what happened to this rank
 }
 
@@ -42,7 +38,7 @@ func (t told) Error() string {
 		cause = next
 	}
 	text := t.Fault.Error()
-	if errors.As(t.own, new(*notice.Fault)) || strings.Contains(text, cause.Error()) {
+	if errors.As(t.own, new(*meet.Fault)) || strings.Contains(text, cause.Error()) {
 		return text // the fault has ended what this rank did, or both have one cause
 	}
 	return fmt.Sprintf("%s (this rank: %v)", text, t.own)
@@ -50,37 +46,31 @@ func (t told) Error() string {
 
 func (t told) Unwrap() []error {
 	errs := []error{t.Fault, t.own}
-	if err := kinds[t.Kind]; err != nil {
-		errs = append(errs, err)
+	if t.Kind == kindLists {
+		errs = append(errs, ErrGroupMismatch)
 	}
 	return errs
 }
 
 // tell posts err, the reason why this rank cannot make the group. It returns the error for the
 // caller: err, unless another rank had failed before. ranks are the members, rank is this one's place.
-func tell(ctx context.Context, n *notice.Notice, ranks []int, rank int, err error) error {
-	var f *notice.Fault
+func tell(ctx context.Context, n *meet.Notice, ranks []int, rank int, err error) error {
+	var f *meet.Fault
 	if errors.As(err, &f) || errors.As(context.Cause(ctx), &f) {
 		return told{f, err}
 	}
 	if why := context.Cause(ctx); errors.Is(err, context.Canceled) && why != nil && !errors.Is(err, why) {
 		err = fmt.Errorf("%w: %w", err, why)
 	}
-	mine := notice.Fault{Rank: ranks[rank], Text: err.Error(), Late: errors.Is(err, context.DeadlineExceeded)}
+	mine := meet.Fault{Rank: ranks[rank], Text: err.Error(), Late: errors.Is(err, context.DeadlineExceeded)}
 	var c culprit
-	if errors.As(err, &c) && c.Culprit() >= 0 && c.Culprit() < len(ranks) {
-		mine.Rank = ranks[c.Culprit()]
-	}
-	if m := (*MeetingError)(nil); errors.As(err, &m) && m.Timeout() {
-		mine.Rank = -1
-		if missing := slices.Concat(m.Missing, m.Stopped); len(missing) > 0 {
-			mine.Rank = missing[0]
+	if errors.As(err, &c) && c.Culprit() < len(ranks) {
+		if mine.Rank = -1; c.Culprit() >= 0 {
+			mine.Rank = ranks[c.Culprit()]
 		}
 	}
-	for kind, of := range kinds {
-		if errors.Is(err, of) {
-			mine.Kind = kind
-		}
+	if errors.Is(err, ErrGroupMismatch) {
+		mine.Kind = kindLists
 	}
 	if first := n.Post(mine); first.By != ranks[rank] {
 		return told{&first, err}
@@ -102,7 +92,7 @@ func (w *world) tellOthers(ctx context.Context, s groupSpec) (*ProcessGroup, err
 		ctx, stop = context.WithCancelCause(ctx)
 		defer stop(nil)
 		var err error
-		n, err = notice.Join(ctx, notice.Config{Store: noticeStore(w.store, cmp.Or(s.key, s.name)), Rank: rank, Ranks: s.ranks, Foreign: foreign}, stop)
+		n, err = meet.Join(ctx, meet.NoticeConfig{Store: noticeStore(w.store, cmp.Or(s.key, s.name)), Rank: rank, Ranks: s.ranks, Foreign: foreign}, stop)
 		if err != nil {
 			return nil, tell(ctx, n, s.ranks, rank, fmt.Errorf("pg: group %q: %w", s.name, err))
 		}
@@ -121,7 +111,7 @@ func (w *world) tellOthers(ctx context.Context, s groupSpec) (*ProcessGroup, err
 
 // sayHost adds to err which rank hosts the store, if the store has ended or does not answer.
 func (o origin) sayHost(st store.Store, rank int, err error) error {
-	if o.hosted < 0 || o.hosted == rank || errors.As(err, new(*notice.Fault)) {
+	if o.hosted < 0 || o.hosted == rank || errors.As(err, new(*meet.Fault)) {
 		return err
 	}
 	if errors.Is(err, tcp.ErrDisconnected) || errors.As(err, new(*store.Error)) && errors.Is(err, syscall.ECONNREFUSED) {

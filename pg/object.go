@@ -11,40 +11,46 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
-// Codec turns values into bytes and back. Unlike Python's pickle, which c10d
-// uses, decoding with JSON, Bytes and gobcodec.Codec runs no code that a peer chose.
-// The framing around the bytes is c10d's, so a PyTorch rank can be on the other
-// side if both agree on the codec.
+// Codec turns values into bytes and back. The default passes bytes on and encodes others as JSON; unlike pickle, it runs
+// no code that a peer chose.
 type Codec[T any] interface {
 	Encode(v T) ([]byte, error)
 	Decode(b []byte) (T, error)
 }
 
-// JSON encodes values as JSON.
-type JSON[T any] struct{}
+// plain passes bytes on as they are, and encodes other values as JSON.
+type plain[T any] struct{}
 
-// Encode returns v as JSON.
-func (JSON[T]) Encode(v T) ([]byte, error) { return json.Marshal(v) }
+func (plain[T]) Encode(v T) ([]byte, error) {
+	if b, ok := any(v).([]byte); ok {
+		return b, nil
+	}
+	return json.Marshal(v)
+}
 
-// Decode reads JSON.
-func (JSON[T]) Decode(b []byte) (v T, err error) { return v, json.Unmarshal(b, &v) }
+func (plain[T]) Decode(b []byte) (v T, err error) {
+	if p, ok := any(&v).(*[]byte); ok {
+		*p = b
+		return v, nil
+	}
+	return v, json.Unmarshal(b, &v)
+}
 
-// Bytes passes bytes on as they are.
-type Bytes struct{}
+// codec returns the codec of a call.
+func codec[T any](codecs []Codec[T]) Codec[T] {
+	if c := option.Last(codecs); c != nil {
+		return c
+	}
+	return plain[T]{}
+}
 
-// Encode returns b.
-func (Bytes) Encode(b []byte) ([]byte, error) { return b, nil }
-
-// Decode returns b.
-func (Bytes) Decode(b []byte) ([]byte, error) { return b, nil }
-
-// MaxObject is the largest encoded object, in bytes, that a rank accepts from another.
-const MaxObject = 1 << 30
+// maxObject is the largest encoded object, in bytes, that a rank accepts from another.
+const maxObject = 1 << 30
 
 // ObjectError tells which rank's object could not be sent or read.
 type ObjectError struct {
@@ -109,9 +115,10 @@ func reason(b []byte) error {
 	}, string(why)))
 }
 
-// AllGatherObject returns every rank's v, in rank order. The encoded objects take at most 4 GiB in all.
-func AllGatherObject[T any](ctx context.Context, g *ProcessGroup, v T, c Codec[T]) (_ []T, err error) {
+// AllGatherObject returns all ranks' v, in rank order, of at most 4 GiB.
+func AllGatherObject[T any](ctx context.Context, g *ProcessGroup, v T, codecs ...Codec[T]) (_ []T, err error) {
 	const op = "AllGatherObject"
+	c := codec(codecs)
 	defer g.nameObject(&err)
 	mine, sizes, own, err := exchangeSizes(ctx, g, op, v, c)
 	if err != nil {
@@ -122,8 +129,10 @@ func AllGatherObject[T any](ctx context.Context, g *ProcessGroup, v T, c Codec[T
 		if even {
 			gather = g.AllGather
 		}
-		blocks, in := makeBlocks(lengths), flatTensor(padded(mine, lengths[g.now().rank]))
-		return blocks, await(ctx)(gather(ctx, tensors(blocks), in, backend.AllGatherOptions{}))
+		blocks := makeBlocks(lengths)
+		return blocks, g.staged(ctx, Slices(blocks...), list(Slice(padded(mine, lengths[g.now().rank]))), func(out, in []*tensor.Tensor) (*work.Work, error) {
+			return gather(ctx, out, in[0])
+		})
 	})
 	if err != nil {
 		return nil, errors.Join(own, err)
@@ -134,10 +143,10 @@ func AllGatherObject[T any](ctx context.Context, g *ProcessGroup, v T, c Codec[T
 	return decodeAll(op, blocks, sizes, c)
 }
 
-// GatherObject returns every rank's v, in rank order, on rank root, and nil elsewhere. The encoded objects
-// take at most 4 GiB in all.
-func GatherObject[T any](ctx context.Context, g *ProcessGroup, v T, root int, c Codec[T]) (_ []T, err error) {
+// GatherObject returns all ranks' v on rank root, and nil elsewhere.
+func GatherObject[T any](ctx context.Context, g *ProcessGroup, v T, root int, codecs ...Codec[T]) (_ []T, err error) {
 	const op = "GatherObject"
+	c := codec(codecs)
 	defer g.nameObject(&err)
 	if _, err := g.GlobalRank(root); err != nil {
 		return nil, err
@@ -154,8 +163,9 @@ func GatherObject[T any](ctx context.Context, g *ProcessGroup, v T, root int, c 
 		if g.now().rank == root {
 			blocks = makeBlocks(lengths)
 		}
-		in := flatTensor(padded(mine, lengths[g.now().rank]))
-		return blocks, await(ctx)(gather(ctx, tensors(blocks), in, backend.GatherOptions{Root: root}))
+		return blocks, g.staged(ctx, Slices(blocks...), list(Slice(padded(mine, lengths[g.now().rank]))), func(out, in []*tensor.Tensor) (*work.Work, error) {
+			return gather(ctx, out, in[0], root)
+		})
 	})
 	if own != nil {
 		err = errors.Join(own, err)
@@ -166,10 +176,10 @@ func GatherObject[T any](ctx context.Context, g *ProcessGroup, v T, root int, c 
 	return decodeAll(op, blocks, sizes, c)
 }
 
-// BroadcastObject returns rank root's vs on every rank. Every rank passes a
-// list of the same length; its values matter on the root only.
-func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int, c Codec[T]) (_ []T, err error) {
+// BroadcastObject returns rank root's vs. All pass as many.
+func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int, codecs ...Codec[T]) (_ []T, err error) {
 	const op = "BroadcastObject"
+	c := codec(codecs)
 	defer g.nameObject(&err)
 	if _, err := g.GlobalRank(root); err != nil {
 		return nil, err
@@ -183,8 +193,7 @@ func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root i
 	if g.now().rank == root {
 		all, own = encodeList(op, g.now().rank, vs, sizes, c)
 	}
-	o := backend.BroadcastOptions{Root: root}
-	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(sizes)), o)); err != nil {
+	if err := g.broadcastStaged(ctx, Slice(sizes), root); err != nil {
 		return nil, errors.Join(own, err)
 	}
 	total, err := sum(op, root, sizes)
@@ -194,7 +203,7 @@ func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root i
 	if g.now().rank != root {
 		all = make([]byte, total)
 	}
-	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(all)), o)); err != nil {
+	if err := g.broadcastStaged(ctx, Slice(all), root); err != nil {
 		return nil, errors.Join(own, err)
 	}
 	if own != nil {
@@ -203,10 +212,10 @@ func BroadcastObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root i
 	return decodeList(op, root, all, sizes, c)
 }
 
-// ScatterObject returns vs[r] of rank root on rank r. Other ranks pass nil. Beside PyTorch ranks, and with a
-// backend that has no AllToAll, every object is padded to the longest one; together they take at most 4 GiB.
-func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int, c Codec[T]) (_ T, err error) {
+// ScatterObject returns vs[r] of rank root on rank r. Other ranks pass nil.
+func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int, codecs ...Codec[T]) (_ T, err error) {
 	const op = "ScatterObject"
+	c := codec(codecs)
 	defer g.nameObject(&err)
 	var none T
 	if _, err := g.GlobalRank(root); err != nil {
@@ -263,7 +272,7 @@ func ScatterObject[T any](ctx context.Context, g *ProcessGroup, vs []T, root int
 // scatterBlocks returns this rank's block of the root's.
 func scatterBlocks(ctx context.Context, g *ProcessGroup, op string, root int, blocks [][]byte, sizes []int64) ([]byte, error) {
 	size := make([]int64, 1)
-	if err := await(ctx)(g.Scatter(ctx, flatTensor(size), cut(sizes, len(sizes)), backend.ScatterOptions{Root: root})); err != nil {
+	if err := g.scatterStaged(ctx, Slice(size), Parts(sizes, len(sizes)), root); err != nil {
 		return nil, err
 	}
 	total, err := sum(op, root, size)
@@ -275,7 +284,9 @@ func scatterBlocks(ctx context.Context, g *ProcessGroup, op string, root int, bl
 	if out[root] = make([]byte, total); in == nil {
 		in = make([][]byte, len(out))
 	}
-	err = await(ctx)(g.AllToAll(ctx, tensors(out), tensors(in), backend.AllToAllOptions{}))
+	err = g.staged(ctx, Slices(out...), Slices(in...), func(out, in []*tensor.Tensor) (*work.Work, error) {
+		return g.AllToAll(ctx, out, in)
+	})
 	return out[root], err
 }
 
@@ -285,7 +296,7 @@ func scatterPadded(ctx context.Context, g *ProcessGroup, op string, root int, bl
 	if g.now().rank == root {
 		widest[0] = slices.Max(sizes)
 	}
-	if err := await(ctx)(g.Broadcast(ctx, list(flatTensor(widest)), backend.BroadcastOptions{Root: root})); err != nil {
+	if err := g.broadcastStaged(ctx, Slice(widest), root); err != nil {
 		return nil, err
 	}
 	if _, err := sum(op, root, widest); err != nil {
@@ -303,11 +314,10 @@ func scatterPadded(ctx context.Context, g *ProcessGroup, op string, root int, bl
 		}
 	}
 	mine, size := make([]byte, widest[0]), make([]int64, 1)
-	o := backend.ScatterOptions{Root: root}
-	if err := await(ctx)(g.Scatter(ctx, flatTensor(mine), tensors(longest), o)); err != nil {
+	if err := g.scatterStaged(ctx, Slice(mine), Slices(longest...), root); err != nil {
 		return nil, err
 	}
-	if err := await(ctx)(g.Scatter(ctx, flatTensor(size), cut(sizes, len(sizes)), o)); err != nil {
+	if err := g.scatterStaged(ctx, Slice(size), Parts(sizes, len(sizes)), root); err != nil {
 		return nil, err
 	}
 	if size[0] < 0 || size[0] > widest[0] {
@@ -316,30 +326,32 @@ func scatterPadded(ctx context.Context, g *ProcessGroup, op string, root int, bl
 	return mine[:size[0]], nil
 }
 
-// SendObject sends vs to rank dst, which must receive a list of the same length.
-func SendObject[T any](ctx context.Context, g *ProcessGroup, vs []T, dst int, c Codec[T], o backend.P2POptions) (err error) {
+// SendObject sends vs to rank dst, which receives as many.
+func SendObject[T any](ctx context.Context, g *ProcessGroup, vs []T, dst int, codecs ...Codec[T]) (err error) {
 	const op = "SendObject"
+	c := codec(codecs)
 	defer g.nameObject(&err)
 	sizes := make([]int64, len(vs))
 	all, own := encodeList(op, g.now().rank, vs, sizes, c)
-	if err := await(ctx)(g.Send(ctx, flatTensor(sizes), dst, o)); err != nil {
+	if err := g.sendStaged(ctx, Slice(sizes), dst); err != nil {
 		return errors.Join(own, err)
 	}
-	if err := await(ctx)(g.Send(ctx, flatTensor(all), dst, o)); err != nil {
+	if err := g.sendStaged(ctx, Slice(all), dst); err != nil {
 		return errors.Join(own, err)
 	}
 	return own
 }
 
 // RecvObject receives n objects from rank src.
-func RecvObject[T any](ctx context.Context, g *ProcessGroup, n, src int, c Codec[T], o backend.P2POptions) (_ []T, err error) {
+func RecvObject[T any](ctx context.Context, g *ProcessGroup, n, src int, codecs ...Codec[T]) (_ []T, err error) {
 	const op = "RecvObject"
+	c := codec(codecs)
 	defer g.nameObject(&err)
 	if n < 0 {
 		return nil, fmt.Errorf("pg: %s: negative count %d", op, n)
 	}
 	sizes := make([]int64, n)
-	if err := await(ctx)(g.Recv(ctx, flatTensor(sizes), src, o)); err != nil {
+	if err := g.recvStaged(ctx, Slice(sizes), src); err != nil {
 		return nil, err
 	}
 	total, err := sum(op, src, sizes)
@@ -347,20 +359,10 @@ func RecvObject[T any](ctx context.Context, g *ProcessGroup, n, src int, c Codec
 		return nil, err
 	}
 	all := make([]byte, total)
-	if err := await(ctx)(g.Recv(ctx, flatTensor(all), src, o)); err != nil {
+	if err := g.recvStaged(ctx, Slice(all), src); err != nil {
 		return nil, err
 	}
 	return decodeList(op, src, all, sizes, c)
-}
-
-// await waits for the Work that an operation returned.
-func await(ctx context.Context) func(*work.Work, error) error {
-	return func(w *work.Work, err error) error {
-		if err != nil {
-			return err
-		}
-		return w.Wait(ctx)
-	}
 }
 
 // exchangeSizes encodes v and tells every rank how long each one's is. Own is why v could not be
@@ -372,7 +374,9 @@ func exchangeSizes[T any](ctx context.Context, g *ProcessGroup, op string, v T, 
 	rank, size := g.now().rank, make([]int64, 1)
 	mine, own = encodeList(op, rank, []T{v}, size, c)
 	sizes = make([]int64, g.now().size)
-	if err := await(ctx)(g.AllGather(ctx, cut(sizes, len(sizes)), flatTensor(size), backend.AllGatherOptions{})); err != nil {
+	if err := g.staged(ctx, Parts(sizes, len(sizes)), list(Slice(size)), func(out, in []*tensor.Tensor) (*work.Work, error) {
+		return g.AllGather(ctx, out, in[0])
+	}); err != nil {
 		return nil, nil, nil, errors.Join(own, err)
 	}
 	for r := range sizes {
@@ -408,7 +412,7 @@ func padded(b []byte, n int64) []byte { return append(b, make([]byte, n-int64(le
 // maxTotal is how many bytes the ranks may send in one call, with padding.
 const maxTotal int64 = 4 << 30
 
-// checkTotal refuses lengths, the same on all ranks, that are too much together. Each is at most MaxObject.
+// checkTotal refuses lengths, the same on all ranks, that are too much together. Each is at most maxObject.
 func checkTotal(op string, lengths []int64) error {
 	total := int64(0)
 	for _, n := range lengths {
@@ -429,8 +433,8 @@ func encodeList[T any](op string, rank int, vs []T, sizes []int64, c Codec[T]) (
 		b, err := c.Encode(v)
 		switch {
 		case err != nil:
-		case len(b) > MaxObject-len(all):
-			err = fmt.Errorf("%d bytes are over the limit of %d", len(b)+len(all), MaxObject)
+		case len(b) > maxObject-len(all):
+			err = fmt.Errorf("%d bytes are over the limit of %d", len(b)+len(all), maxObject)
 		case reason(b) != nil:
 			err = errors.New("its encoding begins with the mark of objects that could not be encoded")
 		}
@@ -483,8 +487,8 @@ func decodeAll[T any](op string, blocks [][]byte, sizes []int64, c Codec[T]) ([]
 func sum(op string, rank int, sizes []int64) (int, error) {
 	total := int64(0)
 	for _, n := range sizes {
-		if n < 0 || n > MaxObject-total {
-			return 0, &ObjectError{Op: op, Rank: rank, Err: fmt.Errorf("announced length %d; the limit is %d in all", n, MaxObject)}
+		if n < 0 || n > maxObject-total {
+			return 0, &ObjectError{Op: op, Rank: rank, Err: fmt.Errorf("announced length %d; the limit is %d in all", n, maxObject)}
 		}
 		total += n
 	}
@@ -509,31 +513,4 @@ func split(b []byte, lengths []int64) [][]byte {
 	return blocks
 }
 
-// tensors returns a tensor for each block.
-func tensors(blocks [][]byte) []*tensor.Tensor {
-	ts := make([]*tensor.Tensor, len(blocks))
-	for i, b := range blocks {
-		ts[i] = flatTensor(b)
-	}
-	return ts
-}
-
-// cut returns n tensors over equal parts of b, none for 0.
-func cut[T tensor.Element](b []T, n int) []*tensor.Tensor {
-	ts := make([]*tensor.Tensor, n)
-	for i := range ts {
-		part := len(b) / n
-		ts[i] = flatTensor(b[i*part : (i+1)*part])
-	}
-	return ts
-}
-
 func list(t *tensor.Tensor) []*tensor.Tensor { return []*tensor.Tensor{t} }
-
-func flatTensor[T tensor.Element](v []T) *tensor.Tensor {
-	t, err := tensor.Of(v)
-	if err != nil {
-		panic(err) // the shape is the length
-	}
-	return t
-}

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -49,15 +50,12 @@ func init() {
 func TestObjectsOnABackendOfEqualLengths(t *testing.T) {
 	pgtest.Run(t, 3, func(t *testing.T, all *pg.ProcessGroup) {
 		o := pg.GroupOptions{Backend: "cpu:pg-test-equal"}
-		g, err := all.NewGroup(t.Context(), []int{0, 1, 2}, o)
-		require.NoError(t, err)
+		g := must.Get(all.NewGroup(t.Context(), []int{0, 1, 2}, o))
 		defer g.Close()
 		want := []string{"", strings.Repeat("b", 1000), "c"}
-		got, err := pg.AllGatherObject(t.Context(), g, want[g.Rank()], picky{})
-		require.NoError(t, err)
+		got := must.Get(pg.AllGatherObject(t.Context(), g, want[g.Rank()], picky{}))
 		require.Equal(t, want, got)
-		got, err = pg.GatherObject(t.Context(), g, want[g.Rank()], 1, picky{})
-		require.NoError(t, err)
+		got = must.Get(pg.GatherObject(t.Context(), g, want[g.Rank()], 1, picky{}))
 		if g.Rank() == 1 {
 			require.Equal(t, want, got)
 		}
@@ -65,9 +63,7 @@ func TestObjectsOnABackendOfEqualLengths(t *testing.T) {
 		if g.Rank() == 2 {
 			parts = want
 		}
-		mine, err := pg.ScatterObject(t.Context(), g, parts, 2, picky{})
-		require.NoError(t, err)
-		require.Equal(t, want[g.Rank()], mine)
+		require.Equal(t, want[g.Rank()], must.Get(pg.ScatterObject(t.Context(), g, parts, 2, picky{})))
 		require.NoError(t, g.Shutdown(t.Context()))
 	})
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/gobcodec"
 	"github.com/c10d-go/c10d/pg/pgtest"
@@ -45,31 +45,27 @@ func TestObjectsThatCannotBeEncoded(t *testing.T) {
 		call  func(ctx context.Context, g *pg.ProcessGroup) error
 	}{
 		{"AllGatherObject", func(int) bool { return true }, func(ctx context.Context, g *pg.ProcessGroup) error {
-			_, err := pg.AllGatherObject(ctx, g, say(g), picky{})
-			return err
+			return must.Err(pg.AllGatherObject(ctx, g, say(g), picky{}))
 		}},
 		{"GatherObject", func(rank int) bool { return rank == 2 }, func(ctx context.Context, g *pg.ProcessGroup) error {
-			_, err := pg.GatherObject(ctx, g, say(g), 2, picky{})
-			return err
+			return must.Err(pg.GatherObject(ctx, g, say(g), 2, picky{}))
 		}},
 		{"BroadcastObject", func(int) bool { return true }, func(ctx context.Context, g *pg.ProcessGroup) error {
-			_, err := pg.BroadcastObject(ctx, g, []string{"good", say(g), "good"}, culprit, picky{})
-			return err
+			return must.Err(pg.BroadcastObject(ctx, g, []string{"good", say(g), "good"}, culprit, picky{}))
 		}},
 		{"ScatterObject", func(int) bool { return true }, func(ctx context.Context, g *pg.ProcessGroup) error {
 			var parts []string
 			if g.Rank() == culprit {
 				parts = []string{"a", "b", "bad"}
 			}
-			_, err := pg.ScatterObject(ctx, g, parts, culprit, picky{})
-			return err
+			return must.Err(pg.ScatterObject(ctx, g, parts, culprit, picky{}))
 		}},
 		{"SendObject", func(rank int) bool { return rank == 2 }, func(ctx context.Context, g *pg.ProcessGroup) (err error) {
 			switch g.Rank() {
 			case culprit:
-				err = pg.SendObject(ctx, g, []string{"good", "bad"}, 2, picky{}, backend.P2POptions{})
+				err = pg.SendObject(ctx, g, []string{"good", "bad"}, 2, picky{})
 			case 2:
-				_, err = pg.RecvObject(ctx, g, 2, culprit, picky{}, backend.P2POptions{})
+				_, err = pg.RecvObject(ctx, g, 2, culprit, picky{})
 			}
 			return err
 		}},
@@ -85,8 +81,7 @@ func TestObjectsThatCannotBeEncoded(t *testing.T) {
 						require.ErrorIs(t, err, errPicky)
 						require.Equal(t, "pg: "+tc.name+": object of rank 1: no word for\x1b[31m this", err.Error())
 					case tc.hears(g.Rank()):
-						var e *pg.ObjectError
-						require.ErrorAs(t, err, &e)
+						e := must.As[*pg.ObjectError](t, err)
 						require.Equal(t, culprit, e.Rank)
 						require.Equal(t, "object of rank 1: it could not be encoded there: no word for?[31m this", err.Error()[strings.Index(err.Error(), "object"):])
 					default:
@@ -110,7 +105,7 @@ func TestObjectsThatCannotBeEncoded(t *testing.T) {
 	t.Run("nil pointers", func(t *testing.T) {
 		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 			var v *struct{ Loss float64 }
-			_, err := pg.BroadcastObject(t.Context(), g, []*struct{ Loss float64 }{v}, 0, gobcodec.Codec[*struct{ Loss float64 }]{})
+			_, err := pg.BroadcastObject(t.Context(), g, []*struct{ Loss float64 }{v}, 0, gobcodec.New[*struct{ Loss float64 }]())
 			require.ErrorContains(t, err, "gob: a nil pointer of type *struct { Loss float64 }")
 		})
 	})
@@ -121,8 +116,7 @@ func TestObjectsThatCannotBeEncoded(t *testing.T) {
 				what = "good"
 			}
 			_, err := pg.AllGatherObject(t.Context(), g, what, picky{})
-			var e *pg.ObjectError
-			require.ErrorAs(t, err, &e)
+			e := must.As[*pg.ObjectError](t, err)
 			require.Equal(t, max(g.Rank(), 1), e.Rank)
 		})
 	})
@@ -131,16 +125,16 @@ func TestObjectsThatCannotBeEncoded(t *testing.T) {
 		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 			if g.Rank() == 0 { // what a failing rank sends
 				size := []int64{0}
-				require.NoError(t, wait(g.Recv(t.Context(), of(t, size, 1), 1, backend.P2POptions{})))
+				require.NoError(t, wait(g.Recv(t.Context(), of(t, size, 1), 1)))
 				told = make([]byte, size[0])
-				require.NoError(t, wait(g.Recv(t.Context(), of(t, told, len(told)), 1, backend.P2POptions{})))
+				require.NoError(t, wait(g.Recv(t.Context(), of(t, told, len(told)), 1)))
 				require.Equal(t, byte(0), told[0], "no pickle begins so")
 				return
 			}
-			require.Error(t, pg.SendObject(t.Context(), g, []string{"bad"}, 0, picky{}, backend.P2POptions{}))
+			require.Error(t, pg.SendObject(t.Context(), g, []string{"bad"}, 0, picky{}))
 		})
 		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-			_, err := pg.BroadcastObject(t.Context(), g, [][]byte{told}, 0, pg.Bytes{})
+			_, err := pg.BroadcastObject(t.Context(), g, [][]byte{told}, 0)
 			require.ErrorContains(t, err, "begins with the mark of objects that could not be encoded", "and is not taken for one")
 		})
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/gobcodec"
 	"github.com/c10d-go/c10d/pg/pgtest"
@@ -23,18 +24,12 @@ import (
 
 func of[T tensor.Element](t *testing.T, v []T, shape ...int) *tensor.Tensor {
 	t.Helper()
-	x, err := tensor.Of(v, shape...)
-	require.NoError(t, err)
-	return x
+	return must.Get(tensor.Of(v, shape...))
 }
 
 func data[T tensor.Element](t *testing.T, x *tensor.Tensor) []T {
 	t.Helper()
-	c, err := x.Contiguous()
-	require.NoError(t, err)
-	v, err := tensor.Data[T](c)
-	require.NoError(t, err)
-	return v
+	return must.Get(tensor.Data[T](must.Get(x.Contiguous())))
 }
 
 // grid returns a rows x cols matrix of float32 in which element (i, j) is
@@ -46,9 +41,7 @@ func grid(t *testing.T, base float32, rows, cols int) (m, view *tensor.Tensor) {
 		v[i] = base + float32(100*(i/cols)+i%cols)
 	}
 	m = of(t, v, rows, cols)
-	view, err := m.Transpose(0, 1)
-	require.NoError(t, err)
-	return m, view
+	return m, must.Get(m.Transpose(0, 1))
 }
 
 // TestViews passes tensors with strides to every operation: Gloo takes their
@@ -68,21 +61,20 @@ func TestViews(t *testing.T) {
 		}
 		_, v := grid(t, 1000*r, 4, 5)
 		require.False(t, v.IsContiguous())
-		require.NoError(t, wait(g.AllReduce(ctx, []*tensor.Tensor{v}, backend.AllReduceOptions{})))
+		require.NoError(t, wait(g.AllReduce(ctx, v, pg.Sum())))
 		check(v, func(i, j int) float32 { return elem(0, i, j) + elem(1000, i, j) + elem(2000, i, j) })
 
 		// Several inputs, one a view and one not, all get the result.
 		_, a := grid(t, r, 4, 5)
-		b, err := a.Clone()
-		require.NoError(t, err)
-		require.NoError(t, wait(g.AllReduce(ctx, []*tensor.Tensor{a, b}, backend.AllReduceOptions{Op: backend.Max()})))
+		b := must.Get(a.Clone())
+		cpu := must.Get(g.Backend(tensor.CPU))
+		require.NoError(t, wait(cpu.AllReduce(ctx, []*tensor.Tensor{a, b}, backend.AllReduceOptions{Op: pg.Max()})))
 		check(a, func(i, j int) float32 { return elem(2, i, j) })
 		check(b, func(i, j int) float32 { return elem(2, i, j) })
 
 		_, v = grid(t, 1000*r, 4, 5)
-		before, err := v.Clone()
-		require.NoError(t, err)
-		require.NoError(t, wait(g.Reduce(ctx, v, backend.ReduceOptions{Root: 1})))
+		before := must.Get(v.Clone())
+		require.NoError(t, wait(g.Reduce(ctx, v, 1, pg.Sum())))
 		if g.Rank() == 1 {
 			check(v, func(i, j int) float32 { return elem(0, i, j) + elem(1000, i, j) + elem(2000, i, j) })
 		} else {
@@ -90,9 +82,8 @@ func TestViews(t *testing.T) {
 		}
 
 		_, v = grid(t, 1000*r, 4, 5)
-		twin, err := tensor.New(tensor.Float32, 5, 4)
-		require.NoError(t, err)
-		require.NoError(t, wait(g.Broadcast(ctx, []*tensor.Tensor{twin, v}, backend.BroadcastOptions{Root: 2, RootTensor: 1})))
+		twin := must.Get(tensor.New(tensor.Float32, 5, 4))
+		require.NoError(t, wait(cpu.Broadcast(ctx, []*tensor.Tensor{twin, v}, backend.BroadcastOptions{Root: 2, RootTensor: 1})))
 		for _, x := range []*tensor.Tensor{v, twin} {
 			check(x, func(i, j int) float32 { return elem(2000, i, j) })
 		}
@@ -102,29 +93,29 @@ func TestViews(t *testing.T) {
 		for k := range outs {
 			_, outs[k] = grid(t, -1, 4, 5)
 		}
-		require.NoError(t, wait(g.AllGather(ctx, outs, v, backend.AllGatherOptions{})))
+		require.NoError(t, wait(g.AllGather(ctx, outs, v)))
 		for k, x := range outs {
 			check(x, func(i, j int) float32 { return elem(1000*float32(k), i, j) })
 		}
 
 		_, whole := grid(t, -1, 4, 15)
-		require.NoError(t, wait(g.AllGatherIntoTensor(ctx, whole, v, backend.AllGatherOptions{})))
+		require.NoError(t, wait(g.AllGatherIntoTensor(ctx, whole, v)))
 		check(whole, func(i, j int) float32 { return elem(1000*float32(i/5), i%5, j) })
 
 		_, part := grid(t, -1, 4, 5)
-		require.NoError(t, wait(g.ReduceScatterTensor(ctx, part, whole, backend.ReduceScatterOptions{})))
+		require.NoError(t, wait(g.ReduceScatterTensor(ctx, part, whole, pg.Sum())))
 		check(part, func(i, j int) float32 { return 3 * elem(1000*r, i, j) })
 
 		if g.Rank() == 0 {
-			require.NoError(t, wait(g.Send(ctx, v, 1, backend.P2POptions{Tag: 3})))
+			require.NoError(t, wait(g.Send(ctx, v, 1, pg.P2POptions{Tag: 3})))
 		} else if g.Rank() == 1 {
-			require.NoError(t, wait(g.Recv(ctx, part, 0, backend.P2POptions{Tag: 3})))
+			require.NoError(t, wait(g.Recv(ctx, part, 0, pg.P2POptions{Tag: 3})))
 			check(part, func(i, j int) float32 { return elem(0, i, j) })
 		}
 
 		over, err := of(t, make([]float32, 4), 4).AsStrided([]int{3, 2}, []int{1, 1}, 0)
 		require.NoError(t, err)
-		_, err = g.AllReduce(ctx, []*tensor.Tensor{over}, backend.AllReduceOptions{})
+		_, err = g.AllReduce(ctx, over, pg.Sum())
 		require.ErrorIs(t, err, backend.ErrInvalidArgument)
 		require.ErrorContains(t, err, "overlap")
 	})
@@ -133,25 +124,22 @@ func TestViews(t *testing.T) {
 func TestInPlaceGather(t *testing.T) {
 	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
 		out := of(t, []int32{-1, -1, -1, -1, -1, -1}, 6)
-		mine, err := out.Slice(0, 2*g.Rank(), 2*g.Rank()+2)
-		require.NoError(t, err)
+		mine := must.Get(out.Slice(0, 2*g.Rank(), 2*g.Rank()+2))
 		v, _ := tensor.Data[int32](mine)
 		v[0], v[1] = int32(g.Rank()), int32(10*g.Rank())
-		require.NoError(t, wait(g.AllGatherIntoTensor(t.Context(), out, mine, backend.AllGatherOptions{})))
+		require.NoError(t, wait(g.AllGatherIntoTensor(t.Context(), out, mine)))
 		require.Equal(t, []int32{0, 0, 1, 10, 2, 20}, data[int32](t, out))
 	})
 }
 
 func TestStackedGather(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		out, err := tensor.New(tensor.Int32, 2, 3)
-		require.NoError(t, err)
+		out := must.Get(tensor.New(tensor.Int32, 2, 3))
 		in := of(t, []int32{1, 2, int32(g.Rank())}, 3)
-		require.NoError(t, wait(g.AllGatherIntoTensor(t.Context(), out, in, backend.AllGatherOptions{})))
+		require.NoError(t, wait(g.AllGatherIntoTensor(t.Context(), out, in)))
 		require.Equal(t, []int32{1, 2, 0, 1, 2, 1}, data[int32](t, out))
-		scalars, err := tensor.New(tensor.Int32, 2)
-		require.NoError(t, err)
-		require.NoError(t, wait(g.AllGatherIntoTensor(t.Context(), scalars, of(t, []int32{int32(5 + g.Rank())}, []int{}...), backend.AllGatherOptions{})))
+		scalars := must.Get(tensor.New(tensor.Int32, 2))
+		require.NoError(t, wait(g.AllGatherIntoTensor(t.Context(), scalars, of(t, []int32{int32(5 + g.Rank())}, []int{}...))))
 		require.Equal(t, []int32{5, 6}, data[int32](t, scalars))
 	})
 }
@@ -165,21 +153,21 @@ func TestStackedReduceScatter(t *testing.T) {
 		v := func() []float32 { return []float32{0, 1, 2, 3, 4, 5} } // each rank's is the same
 		for name, in := range map[string]*tensor.Tensor{"joined": of(t, v(), 6), "stacked": of(t, v(), size, 2)} {
 			out := of(t, []float32{-1, -1}, 2)
-			require.NoError(t, wait(g.ReduceScatterTensor(ctx, out, in, backend.ReduceScatterOptions{})), name)
+			require.NoError(t, wait(g.ReduceScatterTensor(ctx, out, in, pg.Sum())), name)
 			require.Equal(t, []float32{3 * 2 * rank, 3 * (2*rank + 1)}, data[float32](t, out), name)
 		}
 		scalar := of(t, []float32{-1}, []int{}...)
-		require.NoError(t, wait(g.ReduceScatterTensor(ctx, scalar, of(t, v()[:size], size), backend.ReduceScatterOptions{})))
+		require.NoError(t, wait(g.ReduceScatterTensor(ctx, scalar, of(t, v()[:size], size), pg.Sum())))
 		require.Equal(t, []float32{3 * rank}, data[float32](t, scalar))
 
 		outs := []*tensor.Tensor{of(t, []float32{-1, -1}, 2), of(t, []float32{-1}, 1)}
 		ins := []*tensor.Tensor{of(t, v(), size, 2), of(t, v()[:size], size, 1)}
-		require.NoError(t, wait(g.ReduceScatterTensorCoalesced(ctx, outs, ins, backend.ReduceScatterOptions{})))
+		require.NoError(t, wait(g.ReduceScatterTensorCoalesced(ctx, outs, ins, pg.Sum())))
 		require.Equal(t, []float32{3 * 2 * rank, 3 * (2*rank + 1)}, data[float32](t, outs[0]))
 		require.Equal(t, []float32{3 * rank}, data[float32](t, outs[1]))
 
 		for _, in := range []*tensor.Tensor{of(t, v(), 2, 3), of(t, v(), 1, 6), of(t, v(), size, 1, 2), of(t, v()[:1], []int{}...)} {
-			_, err := g.ReduceScatterTensor(ctx, of(t, []float32{0, 0}, 2), in, backend.ReduceScatterOptions{})
+			_, err := g.ReduceScatterTensor(ctx, of(t, []float32{0, 0}, 2), in, pg.Sum())
 			require.ErrorContains(t, err, fmt.Sprintf("shape %v is not shape [2] times 3 along dimension 0, and not 3 of them stacked", in.Shape()))
 		}
 	})
@@ -192,14 +180,13 @@ func TestVariants(t *testing.T) {
 		outs := func() []*tensor.Tensor {
 			var ts []*tensor.Tensor
 			for k := range 3 {
-				x, err := tensor.New(tensor.Int16, 2*k)
-				require.NoError(t, err)
+				x := must.Get(tensor.New(tensor.Int16, 2*k))
 				ts = append(ts, x)
 			}
 			return ts
 		}
 		all := outs()
-		require.NoError(t, wait(g.AllGatherV(ctx, all, in, backend.AllGatherOptions{})))
+		require.NoError(t, wait(g.AllGatherV(ctx, all, in)))
 		require.Equal(t, []int16{1, 1}, data[int16](t, all[1]))
 		require.Equal(t, []int16{2, 2, 2, 2}, data[int16](t, all[2]))
 
@@ -207,7 +194,7 @@ func TestVariants(t *testing.T) {
 		if r == 1 {
 			at = outs()
 		}
-		require.NoError(t, wait(g.GatherV(ctx, at, in, backend.GatherOptions{Root: 1})))
+		require.NoError(t, wait(g.GatherV(ctx, at, in, 1)))
 		if r == 1 {
 			require.Equal(t, []int16{2, 2, 2, 2}, data[int16](t, at[2]))
 		}
@@ -218,7 +205,7 @@ func TestVariants(t *testing.T) {
 			lists[k] = []*tensor.Tensor{vec(1), vec(2)}
 		}
 		ins := []*tensor.Tensor{of(t, []float32{float32(r)}, 1), of(t, []float32{float32(r), 7}, 2)}
-		require.NoError(t, wait(g.AllGatherCoalesced(ctx, lists, ins, backend.AllGatherOptions{})))
+		require.NoError(t, wait(g.AllGatherCoalesced(ctx, lists, ins)))
 		require.Equal(t, []float32{2, 7}, data[float32](t, lists[2][1]))
 
 		c := g.Coalesce()
@@ -231,30 +218,27 @@ func TestVariants(t *testing.T) {
 
 		c = g.Coalesce()
 		p1, p2 := vec(1), vec(2)
-		c.ReduceScatterTensor(p1, o1, backend.Sum())
-		c.ReduceScatterTensor(p2, o2, backend.Sum())
+		c.ReduceScatterTensor(p1, o1, pg.Sum())
+		c.ReduceScatterTensor(p2, o2, pg.Sum())
 		require.NoError(t, wait(c.End(ctx)))
 		require.Equal(t, []float32{float32(3 * r)}, data[float32](t, p1))
 		require.Equal(t, []float32{float32(3 * r), 21}, data[float32](t, p2))
 
 		c = g.Coalesce()
-		c.AllReduce(o1, backend.Sum())
-		c.AllReduce(o2, backend.Max())
-		_, err := c.End(ctx)
-		require.ErrorContains(t, err, "operator max among")
+		c.AllReduce(o1, pg.Sum())
+		c.AllReduce(o2, pg.Max())
+		require.ErrorContains(t, must.Err(c.End(ctx)), "operator max among")
 		c = g.Coalesce()
-		c.AllReduce(o1, backend.Sum())
+		c.AllReduce(o1, pg.Sum())
 		c.AllGatherIntoTensor(o1, ins[0])
-		_, err = c.End(ctx)
-		require.ErrorContains(t, err, "among operations of kind all_reduce")
-		_, err = g.Coalesce().End(ctx)
-		require.ErrorContains(t, err, "nothing was collected")
+		require.ErrorContains(t, must.Err(c.End(ctx)), "among operations of kind all_reduce")
+		require.ErrorContains(t, must.Err(g.Coalesce().End(ctx)), "nothing was collected")
 
 		// A ring of batched sends and receives.
 		got := of(t, []int64{-1}, 1)
 		works, err := g.BatchISendIRecv(ctx, []pg.P2P{
-			{Op: work.Send, Tensor: of(t, []int64{int64(r)}, 1), Peer: (r + 1) % 3},
-			{Op: work.Recv, Tensor: got, Peer: (r + 2) % 3},
+			{Send: of(t, []int64{int64(r)}, 1), Peer: (r + 1) % 3},
+			{Recv: got, Peer: (r + 2) % 3},
 		})
 		require.NoError(t, err)
 		require.NoError(t, work.WaitAll(ctx, works...))
@@ -262,51 +246,51 @@ func TestVariants(t *testing.T) {
 		src, err := works[1].SourceRank()
 		require.NoError(t, err)
 		require.Equal(t, (r+2)%3, src)
-		_, err = g.BatchISendIRecv(ctx, nil)
-		require.Error(t, err)
-		_, err = g.BatchISendIRecv(ctx, []pg.P2P{{Op: work.Barrier}})
-		require.ErrorContains(t, err, "barrier")
-		_, err = g.BatchISendIRecv(ctx, []pg.P2P{{Op: work.Send, Peer: 3}})
-		require.ErrorContains(t, err, "no rank 3")
+		require.Error(t, must.Err(g.BatchISendIRecv(ctx, nil)))
+		_, err = g.BatchISendIRecv(ctx, []pg.P2P{{Peer: 1}})
+		require.ErrorContains(t, err, "operation 0 needs either Send or Recv")
+		require.ErrorContains(t, must.Err(g.BatchISendIRecv(ctx, []pg.P2P{{Send: got, Peer: 3}})), "no rank 3")
 	})
 }
 
 func TestOperators(t *testing.T) {
 	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
 		ctx, r := t.Context(), float32(g.Rank())
-		one := func(op backend.ReduceOp, v float32) float32 {
+		one := func(op pg.ReduceOp, v float32) float32 {
 			x := []float32{v}
-			require.NoError(t, pg.AllReduceSlice(ctx, g, x, op))
+			require.NoError(t, pg.Wait(g.AllReduce(ctx, pg.Slice(x), op)))
 			return x[0]
 		}
-		require.Equal(t, float32(2), one(backend.Avg(), r+1))
-		require.Equal(t, float32(1.5), one(backend.PreMulSum(0.5), r))
-		require.Equal(t, float32(0*1+1*2+2*3), one(backend.PreMulSum(float64(r+1)), r), "the factor may differ")
-		require.Equal(t, float32(2), one(backend.CustomOf("farther from zero", func(a, b float32) float32 {
+		require.Equal(t, float32(2), one(pg.Avg(), r+1))
+		require.Equal(t, float32(1.5), one(pg.PreMulSum(0.5), r))
+		require.Equal(t, float32(0*1+1*2+2*3), one(pg.PreMulSum(float64(r+1)), r), "the factor may differ")
+		require.Equal(t, float32(2), one(pg.Custom("farther from zero", func(a, b float32) float32 {
 			if math.Abs(float64(a)) >= math.Abs(float64(b)) {
 				return a
 			}
 			return b
 		}), r))
-		_, err := g.AllReduce(ctx, []*tensor.Tensor{of(t, []int32{1}, 1)}, backend.AllReduceOptions{Op: backend.CustomOf("f", func(a, b float32) float32 { return a })})
+		_, err := g.AllReduce(ctx, of(t, []int32{1}, 1), pg.Custom("f", func(a, b float32) float32 { return a }))
 		require.ErrorContains(t, err, `"f" is for float32, not int32`)
 
 		// Each of several inputs is scaled before it is added.
 		a, b := of(t, []float32{r}, 1), of(t, []float32{10}, 1)
-		require.NoError(t, wait(g.AllReduce(ctx, []*tensor.Tensor{a, b}, backend.AllReduceOptions{Op: backend.PreMulSum(2)})))
+		cpu, err := g.Backend(tensor.CPU)
+		require.NoError(t, err)
+		require.NoError(t, wait(cpu.AllReduce(ctx, []*tensor.Tensor{a, b}, backend.AllReduceOptions{Op: pg.PreMulSum(2)})))
 		require.Equal(t, []float32{2*(0+1+2) + 2*30}, data[float32](t, a))
 		require.Equal(t, data[float32](t, a), data[float32](t, b))
 
-		v, err := pg.ReduceScatterSlice(ctx, g, []float64{1, 2, 3, 4, 5, 6}, backend.Avg())
-		require.NoError(t, err)
+		v := make([]float64, 2)
+		require.NoError(t, pg.Wait(g.ReduceScatterTensor(ctx, pg.Slice(v), pg.Slice([]float64{1, 2, 3, 4, 5, 6}), pg.Avg())))
 		require.Equal(t, []float64{float64(2*g.Rank() + 1), float64(2*g.Rank() + 2)}, v)
-		_, err = pg.ReduceScatterSlice(ctx, g, []float64{1, 2}, backend.Sum())
-		require.ErrorContains(t, err, "do not divide")
-		all, err := pg.AllGatherSlice(ctx, g, []bool{g.Rank() == 1})
-		require.NoError(t, err)
+		_, err = g.ReduceScatterTensor(ctx, pg.Slice(v[:1]), pg.Slice([]float64{1, 2}), pg.Sum())
+		require.ErrorIs(t, err, backend.ErrInvalidArgument)
+		all := make([]bool, g.Size())
+		require.NoError(t, pg.Wait(g.AllGatherIntoTensor(ctx, pg.Slice(all), pg.Slice([]bool{g.Rank() == 1}))))
 		require.Equal(t, []bool{false, true, false}, all)
 		s := []int8{int8(g.Rank())}
-		require.NoError(t, pg.BroadcastSlice(ctx, g, s, 2))
+		require.NoError(t, pg.Wait(g.Broadcast(ctx, pg.Slice(s), 2)))
 		require.Equal(t, []int8{2}, s)
 	})
 }
@@ -315,38 +299,60 @@ func TestSlices(t *testing.T) {
 	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
 		ctx, me, root := t.Context(), g.Rank(), 1
 		sum := []int32{int32(me), 10}
-		require.NoError(t, pg.ReduceSlice(ctx, g, sum, root, backend.Sum()))
+		require.NoError(t, pg.Wait(g.Reduce(ctx, pg.Slice(sum), root, pg.Sum())))
 		var all []int16
 		if me == root {
 			require.Equal(t, []int32{3, 30}, sum)
 			all = []int16{0, 0, 11, 12, 21, 22}
 		}
 		part := make([]int16, 2)
-		require.NoError(t, pg.ScatterSlice(ctx, g, part, all, root))
+		require.NoError(t, pg.Wait(g.Scatter(ctx, pg.Slice(part), pg.Parts(all, 3), root)))
 		require.Equal(t, [][]int16{{0, 0}, {11, 12}, {21, 22}}[me], part)
-		back, err := pg.GatherSlice(ctx, g, part, root)
-		require.NoError(t, err)
+		back := slices.Repeat([]int16{-1}, len(all))
+		if me != root {
+			back = nil
+		}
+		require.NoError(t, pg.Wait(g.Gather(ctx, pg.Parts(back, 3), pg.Slice(part), root)))
 		require.Equal(t, all, back)
 
 		next, prev := (me+1)%3, (me+2)%3
-		sent, err := pg.SendSliceAsync(ctx, g, []float64{float64(me)}, next)
-		require.NoError(t, err)
+		sent := must.Get(g.Send(ctx, pg.Slice([]float64{float64(me)}), next))
 		got := make([]float64, 1)
-		require.NoError(t, pg.RecvSlice(ctx, g, got, prev))
+		require.NoError(t, pg.Wait(g.Recv(ctx, pg.Slice(got), prev)))
 		require.NoError(t, sent.Wait(ctx))
 		require.Equal(t, []float64{float64(prev)}, got)
-		received, err := pg.RecvSliceAsync(ctx, g, got, next)
+		received, err := g.Recv(ctx, pg.Slice(got), next)
 		require.NoError(t, err)
-		require.NoError(t, pg.SendSlice(ctx, g, []float64{float64(me)}, prev))
+		require.NoError(t, pg.Wait(g.Send(ctx, pg.Slice([]float64{float64(me)}), prev)))
 		require.NoError(t, received.Wait(ctx))
 		require.Equal(t, []float64{float64(next)}, got)
 
-		_, err = pg.ScatterSliceAsync(ctx, g, part, make([]int16, 5), me)
-		require.ErrorContains(t, err, "5 elements are not 3 parts of 2")
-		_, err = pg.ScatterSliceAsync(ctx, g, part, part, next)
-		require.ErrorContains(t, err, "the root is rank")
-		_, err = pg.GatherSlice(ctx, g, part, 3)
-		require.Error(t, err)
+		_, err = g.Scatter(ctx, pg.Slice(part), pg.Parts(make([]int16, 5), 3), me)
+		require.ErrorIs(t, err, backend.ErrInvalidArgument, "three parts of 5 elements")
+		_, err = g.Scatter(ctx, pg.Slice(part), pg.Parts(make([]int16, 6), 3), next)
+		require.ErrorIs(t, err, backend.ErrInvalidArgument, "the root is another rank")
+		_, err = g.Gather(ctx, nil, pg.Slice(part), 3)
+		require.ErrorIs(t, err, backend.ErrInvalidArgument)
+
+		// Slices of unequal lengths, a tag, and a message from any rank.
+		in, out := make([][]int32, 3), make([][]int32, 3)
+		for r := range in {
+			in[r], out[r] = slices.Repeat([]int32{int32(10*me + r)}, me+r), make([]int32, me+r)
+		}
+		require.NoError(t, pg.Wait(g.AllToAll(ctx, pg.Slices(out...), pg.Slices(in...))))
+		for r := range out {
+			require.Equal(t, slices.Repeat([]int32{int32(10*r + me)}, me+r), out[r])
+		}
+		if me == root {
+			for range 2 {
+				v := []uint8{0}
+				w, err := g.RecvAnySource(ctx, pg.Slice(v), pg.P2POptions{Tag: 7})
+				require.NoError(t, pg.Wait(w, err))
+				require.Equal(t, must.Get(w.SourceRank())+1, int(v[0]))
+			}
+		} else {
+			require.NoError(t, pg.Wait(g.Send(ctx, pg.Slice([]uint8{uint8(me + 1)}), root, pg.P2POptions{Tag: 7})))
+		}
 	})
 }
 
@@ -381,18 +387,16 @@ func TestSparse(t *testing.T) {
 					}
 				}
 				if r == g.Rank() {
-					var err error
-					mine, err = tensor.Sparse(of(t, at, 1, nnz), of(t, v, nnz, cols), rows, cols)
-					require.NoError(t, err)
+					mine = must.Get(tensor.Sparse(of(t, at, 1, nnz), of(t, v, nnz, cols), rows, cols))
 				}
 			}
-			require.NoError(t, wait(g.AllReduce(t.Context(), []*tensor.Tensor{mine}, backend.AllReduceOptions{})))
+			require.NoError(t, wait(g.AllReduce(t.Context(), mine, pg.Sum())))
 			require.True(t, mine.IsCoalesced())
 			d, err := mine.Dense()
 			require.NoError(t, err)
 			require.Equal(t, want, data[float32](t, d))
 
-			_, err = g.AllReduce(t.Context(), []*tensor.Tensor{mine}, backend.AllReduceOptions{Op: backend.Max()})
+			_, err = g.AllReduce(t.Context(), mine, pg.Max())
 			require.ErrorContains(t, err, "only works with ReduceOp.SUM")
 		})
 	}
@@ -400,9 +404,8 @@ func TestSparse(t *testing.T) {
 
 func TestSparseShapesMustMatch(t *testing.T) {
 	errs := faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-		x, err := tensor.Sparse(of(t, []int64{0}, 1, 1), of(t, []float32{1}, 1), 4+g.Rank())
-		require.NoError(t, err)
-		return wait(g.AllReduce(context.Background(), []*tensor.Tensor{x}, backend.AllReduceOptions{}))
+		x := must.Get(tensor.Sparse(of(t, []int64{0}, 1, 1), of(t, []float32{1}, 1), 4+g.Rank()))
+		return wait(g.AllReduce(context.Background(), x, pg.Sum()))
 	})
 	for _, err := range errs {
 		require.ErrorIs(t, err, work.ErrMismatch)
@@ -420,7 +423,7 @@ func TestObjects(t *testing.T) {
 		name  string
 		codec pg.Codec[point]
 		torch bool
-	}{{"json", pg.JSON[point]{}, false}, {"gob", gobcodec.Codec[point]{}, false}, {"beside PyTorch", pg.JSON[point]{}, true}} {
+	}{{"json", nil, false}, {"gob", gobcodec.New[point](), false}, {"beside PyTorch", nil, true}} {
 		t.Run(tc.name, func(t *testing.T) {
 			pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
 				if tc.torch {
@@ -428,12 +431,10 @@ func TestObjects(t *testing.T) {
 				}
 				ctx := t.Context()
 				p := func(r int) point { return point{r, r * r, strings.Repeat("x", 10*r)} }
-				all, err := pg.AllGatherObject(ctx, g, p(g.Rank()), tc.codec)
-				require.NoError(t, err)
+				all := must.Get(pg.AllGatherObject(ctx, g, p(g.Rank()), tc.codec))
 				require.Equal(t, []point{p(0), p(1), p(2)}, all)
 
-				at, err := pg.GatherObject(ctx, g, p(g.Rank()), 2, tc.codec)
-				require.NoError(t, err)
+				at := must.Get(pg.GatherObject(ctx, g, p(g.Rank()), 2, tc.codec))
 				if g.Rank() == 2 {
 					require.Equal(t, all, at)
 				} else {
@@ -444,24 +445,19 @@ func TestObjects(t *testing.T) {
 				if g.Rank() == 1 {
 					vs = []point{p(4), p(5)}
 				}
-				vs, err = pg.BroadcastObject(ctx, g, vs, 1, tc.codec)
-				require.NoError(t, err)
+				vs = must.Get(pg.BroadcastObject(ctx, g, vs, 1, tc.codec))
 				require.Equal(t, []point{p(4), p(5)}, vs)
 
 				var parts []point
 				if g.Rank() == 0 {
 					parts = all
 				}
-				one, err := pg.ScatterObject(ctx, g, parts, 0, tc.codec)
-				require.NoError(t, err)
-				require.Equal(t, p(g.Rank()), one)
+				require.Equal(t, p(g.Rank()), must.Get(pg.ScatterObject(ctx, g, parts, 0, tc.codec)))
 
 				if g.Rank() == 0 {
-					require.NoError(t, pg.SendObject(ctx, g, all, 1, tc.codec, backend.P2POptions{Tag: 4}))
+					require.NoError(t, pg.SendObject(ctx, g, all, 1, tc.codec))
 				} else if g.Rank() == 1 {
-					got, err := pg.RecvObject(ctx, g, 3, 0, tc.codec, backend.P2POptions{Tag: 4})
-					require.NoError(t, err)
-					require.Equal(t, all, got)
+					require.Equal(t, all, must.Get(pg.RecvObject(ctx, g, 3, 0, tc.codec)))
 				}
 			})
 		})
@@ -473,12 +469,11 @@ func TestHostileLengths(t *testing.T) {
 	for _, n := range []int64{-1, pg.MaxObject + 1, math.MaxInt64} {
 		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 			if g.Rank() == 0 {
-				require.NoError(t, wait(g.Send(t.Context(), of(t, []int64{n}, 1), 1, backend.P2POptions{})))
+				require.NoError(t, wait(g.Send(t.Context(), of(t, []int64{n}, 1), 1)))
 				return
 			}
-			_, err := pg.RecvObject(t.Context(), g, 1, 0, pg.Bytes{}, backend.P2POptions{})
-			var oe *pg.ObjectError
-			require.ErrorAs(t, err, &oe)
+			_, err := pg.RecvObject[[]byte](t.Context(), g, 1, 0)
+			oe := must.As[*pg.ObjectError](t, err)
 			require.Equal(t, 0, oe.Rank)
 			require.ErrorContains(t, err, fmt.Sprint(n))
 		})
@@ -494,7 +489,7 @@ func TestObjectsOverTheLimit(t *testing.T) {
 		for r := range out {
 			out[r] = of(t, []int64{0}, 1)
 		}
-		require.NoError(t, wait(g.AllGather(t.Context(), out, of(t, []int64{pg.MaxObject}, 1), backend.AllGatherOptions{})))
+		require.NoError(t, wait(g.AllGather(t.Context(), out, of(t, []int64{pg.MaxObject}, 1))))
 	}
 	for _, tc := range []struct {
 		name  string
@@ -505,26 +500,21 @@ func TestObjectsOverTheLimit(t *testing.T) {
 		want  string
 	}{
 		{"AllGatherObject", false, func(rank int) bool { return rank > 0 }, announce, func(ctx context.Context, g *pg.ProcessGroup) error {
-			_, err := pg.AllGatherObject(ctx, g, []byte("x"), pg.Bytes{})
-			return err
+			return must.Err(pg.AllGatherObject(ctx, g, []byte("x")))
 		}, "pg: AllGatherObject: the objects of 6 ranks take 5368709121 bytes"},
 		{"GatherObject", false, func(rank int) bool { return rank > 0 }, announce, func(ctx context.Context, g *pg.ProcessGroup) error {
-			_, err := pg.GatherObject(ctx, g, []byte("x"), 1, pg.Bytes{})
-			return err
+			return must.Err(pg.GatherObject(ctx, g, []byte("x"), 1))
 		}, "pg: GatherObject: the objects of 6 ranks take 5368709121 bytes"},
 		{"AllGatherObject beside PyTorch", true, func(rank int) bool { return rank == 1 }, announce, func(ctx context.Context, g *pg.ProcessGroup) error {
-			_, err := pg.AllGatherObject(ctx, g, []byte("x"), pg.Bytes{})
-			return err
+			return must.Err(pg.AllGatherObject(ctx, g, []byte("x")))
 		}, "pg: AllGatherObject: the objects of 6 ranks take 6442450944 bytes"},
 		{"GatherObject beside PyTorch", true, func(rank int) bool { return rank == 1 }, announce, func(ctx context.Context, g *pg.ProcessGroup) error {
-			_, err := pg.GatherObject(ctx, g, []byte("x"), 2, pg.Bytes{})
-			return err
+			return must.Err(pg.GatherObject(ctx, g, []byte("x"), 2))
 		}, "pg: GatherObject: the objects of 6 ranks take 6442450944 bytes"},
 		{"ScatterObject beside PyTorch", true, func(rank int) bool { return rank == 1 }, func(t *testing.T, g *pg.ProcessGroup) {
-			require.NoError(t, wait(g.Broadcast(t.Context(), []*tensor.Tensor{of(t, []int64{pg.MaxObject}, 1)}, backend.BroadcastOptions{Root: 1})))
+			require.NoError(t, wait(g.Broadcast(t.Context(), of(t, []int64{pg.MaxObject}, 1), 1)))
 		}, func(ctx context.Context, g *pg.ProcessGroup) error {
-			_, err := pg.ScatterObject(ctx, g, nil, 1, pg.Bytes{})
-			return err
+			return must.Err(pg.ScatterObject[[]byte](ctx, g, nil, 1))
 		}, "pg: ScatterObject: the objects of 6 ranks take 6442450944 bytes"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -560,12 +550,10 @@ func TestObjectsTakeNoPadding(t *testing.T) {
 		call func(ctx context.Context, g *pg.ProcessGroup) error
 	}{
 		{"AllGatherObject", 3 * ranks, func(ctx context.Context, g *pg.ProcessGroup) error {
-			_, err := pg.AllGatherObject(ctx, g, mine(g.Rank()), pg.Bytes{})
-			return err
+			return must.Err(pg.AllGatherObject(ctx, g, mine(g.Rank())))
 		}},
 		{"GatherObject", 10, func(ctx context.Context, g *pg.ProcessGroup) error {
-			_, err := pg.GatherObject(ctx, g, mine(g.Rank()), 0, pg.Bytes{})
-			return err
+			return must.Err(pg.GatherObject(ctx, g, mine(g.Rank()), 0))
 		}},
 		{"ScatterObject", 10, func(ctx context.Context, g *pg.ProcessGroup) error {
 			var vs [][]byte
@@ -574,8 +562,7 @@ func TestObjectsTakeNoPadding(t *testing.T) {
 					vs = append(vs, mine(r))
 				}
 			}
-			_, err := pg.ScatterObject(ctx, g, vs, 0, pg.Bytes{})
-			return err
+			return must.Err(pg.ScatterObject(ctx, g, vs, 0))
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -602,24 +589,21 @@ func TestGroups(t *testing.T) {
 		ctx := t.Context()
 		sum := func(sub *pg.ProcessGroup) int32 {
 			v := []int32{int32(g.Rank())}
-			require.NoError(t, pg.AllReduceSlice(ctx, sub, v, backend.Sum()))
+			require.NoError(t, pg.Wait(sub.AllReduce(ctx, pg.Slice(v), pg.Sum())))
 			return v[0]
 		}
-		sub, err := g.NewSubgroups(ctx, 2, pg.GroupOptions{})
-		require.NoError(t, err)
+		sub := must.Get(g.NewSubgroups(ctx, 2))
 		first := g.Rank() / 2 * 2
 		require.Equal(t, []int{first, first + 1}, sub.Ranks())
 		require.EqualValues(t, 2*first+1, sum(sub))
 		require.Equal(t, fmt.Sprint(1+first/2), sub.Name(), "the counter goes on for groups of others")
 
 		if g.Rank()%2 == 1 {
-			local, err := g.NewGroup(ctx, []int{5, 3, 1}, pg.GroupOptions{Local: true})
-			require.NoError(t, err)
+			local := must.Get(g.NewGroup(ctx, []int{5, 3, 1}, pg.GroupOptions{Local: true}))
 			require.EqualValues(t, 9, sum(local))
 			require.Len(t, local.Name(), 40)
 		}
-		outer, err := g.NewSubgroupsByEnumeration(ctx, [][]int{{5, 0}, {2, 3}}, pg.GroupOptions{})
-		require.NoError(t, err)
+		outer := must.Get(g.NewSubgroupsByEnumeration(ctx, [][]int{{5, 0}, {2, 3}}))
 		if g.Rank() == 1 || g.Rank() == 4 {
 			require.False(t, outer.IsMember())
 			require.Equal(t, []int{2, 3}, outer.Ranks(), "the last group")
@@ -627,27 +611,20 @@ func TestGroups(t *testing.T) {
 			require.EqualValues(t, 5, sum(outer))
 		}
 
-		half, err := g.SplitRanks(ctx, [][]int{{0, 1, 2}, {3, 4, 5}}, pg.GroupOptions{})
-		require.NoError(t, err)
+		half := must.Get(g.SplitRanks(ctx, [][]int{{0, 1, 2}, {3, 4, 5}}))
 		require.EqualValues(t, []int32{3, 12}[g.Rank()/3], sum(half))
-		again, err := half.SplitRanks(ctx, [][]int{{2}, {0, 1}}, pg.GroupOptions{})
-		require.NoError(t, err)
-		global, err := again.GlobalRank(again.Rank())
-		require.NoError(t, err)
-		require.Equal(t, g.Rank(), global)
+		again := must.Get(half.SplitRanks(ctx, [][]int{{2}, {0, 1}}))
+		require.Equal(t, g.Rank(), must.Get(again.GlobalRank(again.Rank())))
 		require.NotEqual(t, half.Name(), again.Name())
-		none, err := half.SplitRanks(ctx, [][]int{{0}}, pg.GroupOptions{})
+		none, err := half.SplitRanks(ctx, [][]int{{0}})
 		require.NoError(t, err)
-		require.Equal(t, half.Rank() == 0, none != nil)
+		require.Equal(t, half.Rank() == 0, none.IsMember())
 
 		for _, bad := range [][]int{nil, {6}, {-1}, {1, 1}} {
-			_, err := g.NewGroup(ctx, bad, pg.GroupOptions{})
-			require.Error(t, err)
+			require.Error(t, must.Err(g.NewGroup(ctx, bad)))
 		}
-		_, err = g.NewSubgroups(ctx, 4, pg.GroupOptions{})
-		require.ErrorContains(t, err, "does not divide")
-		_, err = half.NewGroup(ctx, []int{0}, pg.GroupOptions{})
-		require.ErrorContains(t, err, "for the default group")
+		require.ErrorContains(t, must.Err(g.NewSubgroups(ctx, 4)), "does not divide")
+		require.ErrorContains(t, must.Err(half.NewGroup(ctx, []int{0})), "for the default group")
 	})
 }
 
@@ -655,59 +632,58 @@ func TestRefusedCalls(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		ctx := t.Context()
 		f, i := vec(4), of(t, []int32{1, 2, 3, 4}, 4)
-		sparse, err := tensor.Sparse(of(t, []int64{0}, 1, 1), of(t, []float32{1}, 1), 4)
-		require.NoError(t, err)
+		sparse := must.Get(tensor.Sparse(of(t, []int64{0}, 1, 1), of(t, []float32{1}, 1), 4))
 		ts := func(x ...*tensor.Tensor) []*tensor.Tensor { return x }
+		b, err := g.Backend(tensor.CPU)
+		require.NoError(t, err)
 		for _, tc := range []struct {
 			want string
 			call func() (*work.Work, error)
 		}{
-			{"invalid root rank: 2", func() (*work.Work, error) { return g.Broadcast(ctx, ts(f), backend.BroadcastOptions{Root: 2}) }},
+			{"invalid root rank: 2", func() (*work.Work, error) { return g.Broadcast(ctx, f, 2) }},
 			{"invalid root tensor: 1", func() (*work.Work, error) {
-				return g.Broadcast(ctx, ts(f), backend.BroadcastOptions{RootTensor: 1})
+				return b.Broadcast(ctx, ts(f), backend.BroadcastOptions{RootTensor: 1})
 			}},
-			{"requires non-empty tensor list", func() (*work.Work, error) { return g.AllReduce(ctx, nil, backend.AllReduceOptions{}) }},
-			{"tensor 1 is nil", func() (*work.Work, error) { return g.AllReduce(ctx, ts(f, nil), backend.AllReduceOptions{}) }},
-			{"invalid tensor type at index 1 (expected float32", func() (*work.Work, error) { return g.AllReduce(ctx, ts(f, i), backend.AllReduceOptions{}) }},
-			{"invalid tensor size at index 1", func() (*work.Work, error) { return g.AllReduce(ctx, ts(f, vec(5)), backend.AllReduceOptions{}) }},
+			{"requires non-empty tensor list", func() (*work.Work, error) { return b.AllReduce(ctx, nil, backend.AllReduceOptions{}) }},
+			{"tensor 1 is nil", func() (*work.Work, error) { return b.AllReduce(ctx, ts(f, nil), backend.AllReduceOptions{}) }},
+			{"invalid tensor type at index 1 (expected float32", func() (*work.Work, error) { return b.AllReduce(ctx, ts(f, i), backend.AllReduceOptions{}) }},
+			{"invalid tensor size at index 1", func() (*work.Work, error) { return b.AllReduce(ctx, ts(f, vec(5)), backend.AllReduceOptions{}) }},
 			{"invalid tensor layout at index 1", func() (*work.Work, error) {
-				return g.AllReduce(ctx, ts(f, sparse), backend.AllReduceOptions{})
+				return b.AllReduce(ctx, ts(f, sparse), backend.AllReduceOptions{})
 			}},
 			{"band", func() (*work.Work, error) {
-				return g.AllReduce(ctx, ts(f), backend.AllReduceOptions{Op: backend.BAnd()})
+				return g.AllReduce(ctx, f, pg.BAnd())
 			}},
-			{"avg", func() (*work.Work, error) { return g.Reduce(ctx, i, backend.ReduceOptions{Op: backend.Avg()}) }},
-			{"only supports dense tensors", func() (*work.Work, error) { return g.Reduce(ctx, sparse, backend.ReduceOptions{}) }},
-			{"only supports dense tensors, tensor 1 is", func() (*work.Work, error) { return g.Broadcast(ctx, ts(f, sparse), backend.BroadcastOptions{}) }},
-			{"only supports dense tensors, output 1 is", func() (*work.Work, error) { return g.AllGather(ctx, ts(f, sparse), f, backend.AllGatherOptions{}) }},
+			{"avg", func() (*work.Work, error) { return g.Reduce(ctx, i, 0, pg.Avg()) }},
+			{"only supports dense tensors", func() (*work.Work, error) { return g.Reduce(ctx, sparse, 0, pg.Sum()) }},
+			{"only supports dense tensors, tensor 1 is", func() (*work.Work, error) { return b.Broadcast(ctx, ts(f, sparse), backend.BroadcastOptions{}) }},
+			{"only supports dense tensors, output 1 is", func() (*work.Work, error) { return g.AllGather(ctx, ts(f, sparse), f) }},
 			{"invalid root tensor: 0 (requires non-empty tensor list)", func() (*work.Work, error) {
-				b, err := g.Backend(tensor.CPU)
-				require.NoError(t, err)
 				return b.Broadcast(ctx, nil, backend.BroadcastOptions{})
 			}},
-			{"invalid output tensor list (expected length 2, got 1)", func() (*work.Work, error) { return g.AllGather(ctx, ts(f), f, backend.AllGatherOptions{}) }},
-			{"invalid tensor size at index 1", func() (*work.Work, error) { return g.AllGather(ctx, ts(vec(4), vec(5)), f, backend.AllGatherOptions{}) }},
-			{"is not shape", func() (*work.Work, error) { return g.AllGatherIntoTensor(ctx, vec(7), f, backend.AllGatherOptions{}) }},
+			{"invalid output tensor list (expected length 2, got 1)", func() (*work.Work, error) { return g.AllGather(ctx, ts(f), f) }},
+			{"invalid tensor size at index 1", func() (*work.Work, error) { return g.AllGather(ctx, ts(vec(4), vec(5)), f) }},
+			{"is not shape", func() (*work.Work, error) { return g.AllGatherIntoTensor(ctx, vec(7), f) }},
 			{"world size", func() (*work.Work, error) {
-				return g.AllGatherCoalesced(ctx, [][]*tensor.Tensor{{f}}, ts(f), backend.AllGatherOptions{})
+				return g.AllGatherCoalesced(ctx, [][]*tensor.Tensor{{f}}, ts(f))
 			}},
 			{"requires", func() (*work.Work, error) {
 				if g.Rank() == 0 {
-					return g.Gather(ctx, ts(f, f), f, backend.GatherOptions{Root: 1}) // requires empty output on non-root
+					return g.Gather(ctx, ts(f, f), f, 1) // requires empty output on non-root
 				}
-				return g.Scatter(ctx, f, ts(f, f), backend.ScatterOptions{}) // requires empty input on non-root
+				return g.Scatter(ctx, f, ts(f, f), 0) // requires empty input on non-root
 			}},
 			{"does not divide equally", func() (*work.Work, error) {
-				return g.AllToAllSingle(ctx, vec(3), vec(3), nil, nil, backend.AllToAllOptions{})
+				return g.AllToAllSingle(ctx, vec(3), vec(3), nil, nil)
 			}},
 			{"Split sizes doesn't match", func() (*work.Work, error) {
-				return g.AllToAllSingle(ctx, vec(4), vec(4), []int{2, 2}, []int{2, 1}, backend.AllToAllOptions{})
+				return g.AllToAllSingle(ctx, vec(4), vec(4), []int{2, 2}, []int{2, 1})
 			}},
 			{"Number of tensor splits", func() (*work.Work, error) {
-				return g.AllToAllSingle(ctx, vec(4), vec(4), []int{4}, nil, backend.AllToAllOptions{})
+				return g.AllToAllSingle(ctx, vec(4), vec(4), []int{4}, nil)
 			}},
-			{"invalid rank 2", func() (*work.Work, error) { return g.Send(ctx, f, 2, backend.P2POptions{}) }},
-			{"itself", func() (*work.Work, error) { return g.Recv(ctx, f, g.Rank(), backend.P2POptions{}) }},
+			{"invalid rank 2", func() (*work.Work, error) { return g.Send(ctx, f, 2) }},
+			{"itself", func() (*work.Work, error) { return g.Recv(ctx, f, g.Rank()) }},
 		} {
 			before := g.Seq()
 			_, err := tc.call()
@@ -715,7 +691,7 @@ func TestRefusedCalls(t *testing.T) {
 			require.ErrorIs(t, err, backend.ErrInvalidArgument)
 			require.Equal(t, before, g.Seq(), "no number was used: %s", tc.want)
 		}
-		require.NoError(t, wait(g.Barrier(ctx, backend.BarrierOptions{})), "the group goes on")
+		require.NoError(t, g.Barrier(ctx), "the group goes on")
 	})
 }
 
@@ -729,7 +705,7 @@ func TestSmallAllReduceAllocates(t *testing.T) {
 	ts, ctx := []*tensor.Tensor{vec(16)}, context.Background()
 	var failed error
 	call := func() {
-		w, err := g.AllReduce(ctx, ts, backend.AllReduceOptions{})
+		w, err := g.AllReduce(ctx, ts[0], pg.Sum())
 		if err == nil {
 			err = w.Wait(ctx)
 		}
@@ -769,13 +745,10 @@ func TestEndedWorks(t *testing.T) {
 		}()
 		for range 2000 {
 			require.NoError(t, x.Fill(1))
-			w, err := g.AllReduce(ctx, ts, backend.AllReduceOptions{})
-			require.NoError(t, err)
+			w := must.Get(g.AllReduce(ctx, ts[0], pg.Sum()))
 			works <- w
 			require.NoError(t, w.Wait(ctx))
-			v, err := x.Float64At(3)
-			require.NoError(t, err)
-			require.InDelta(t, 2, v, 0)
+			require.InDelta(t, 2, must.Get(x.Float64At(3)), 0)
 		}
 		close(works)
 		<-done

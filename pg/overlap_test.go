@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -64,13 +65,11 @@ func TestBatchesOverlap(t *testing.T) {
 			v, want := memory(me), memory(me)
 			whole := of(t, v, length)
 			view := func(p piece) *tensor.Tensor {
-				x, err := whole.Slice(0, p.at, p.at+p.n)
-				require.NoError(t, err)
-				return x
+				return must.Get(whole.Slice(0, p.at, p.at+p.n))
 			}
 			var ops []pg.P2P
 			for i := range pieces {
-				ops = append(ops, pg.P2P{Op: work.Send, Tensor: view(sent[me][i]), Peer: 1 - me}, pg.P2P{Op: work.Recv, Tensor: view(received[me][i]), Peer: 1 - me})
+				ops = append(ops, pg.P2P{Send: view(sent[me][i]), Peer: 1 - me}, pg.P2P{Recv: view(received[me][i]), Peer: 1 - me})
 				if from, to := sent[1-me][i], received[me][i]; !wrong[me] {
 					copy(want[to.at:to.at+to.n], memory(1 - me)[from.at:])
 				}
@@ -102,23 +101,23 @@ func TestOverlapIsRefused(t *testing.T) {
 			}
 			const root = 1
 			if g.Rank() == root {
-				err := pg.ScatterSlice(ctx, g, v[1:3], v, root)
+				err := pg.Wait(g.Scatter(ctx, pg.Slice(v[1:3]), pg.Parts(v, n), root))
 				assert.ErrorContains(t, err, "overlap in memory, and are not the same elements of this rank's own part: in place, the output is input 1")
-				err = pg.ScatterSlice(ctx, g, v[:2], v, root)
+				err = pg.Wait(g.Scatter(ctx, pg.Slice(v[:2]), pg.Parts(v, n), root))
 				assert.ErrorIs(t, err, backend.ErrInvalidArgument)
-				assert.NoError(t, pg.ScatterSlice(ctx, g, v[2:4], v, root))
+				assert.NoError(t, pg.Wait(g.Scatter(ctx, pg.Slice(v[2:4]), pg.Parts(v, n), root)))
 				assert.Equal(t, []int64{2, 3}, v[2:4])
 			} else {
 				own := make([]int64, 2)
-				assert.NoError(t, pg.ScatterSlice(ctx, g, own, nil, root))
+				assert.NoError(t, pg.Wait(g.Scatter(ctx, pg.Slice(own), nil, root)))
 				assert.Equal(t, []int64{int64(2 * g.Rank()), int64(2*g.Rank() + 1)}, own)
 			}
 			x := of(t, v, 2*n)
-			_, err := g.AllToAllSingle(ctx, x, x, nil, nil, backend.AllToAllOptions{})
+			_, err := g.AllToAllSingle(ctx, x, x, nil, nil)
 			assert.ErrorContains(t, err, "all_to_all_single: the input and the output overlap in memory")
 			c := g.Coalesce()
-			c.AllReduce(x, backend.Sum())
-			c.AllReduce(x, backend.Sum())
+			c.AllReduce(x, pg.Sum())
+			c.AllReduce(x, pg.Sum())
 			_, err = c.End(ctx)
 			assert.ErrorContains(t, err, "tensor 0 and tensor 1 overlap in memory")
 		})

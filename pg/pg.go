@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/trace"
@@ -21,57 +22,25 @@ import (
 
 // Options are the options of New and Init. The zero value works.
 type Options struct {
-	// Backend chooses the backend by name and device, as in c10d: "gloo",
-	// "cpu:gloo,cuda:cuda". Empty means every default backend that is linked in.
-	Backend string
-
-	// Timeout bounds the rendezvous and every operation that sets none; 0 or less
-	// means backend.DefaultTimeout (30 minutes). An operation ends at most 0.3 s after its timeout, or a
-	// tenth of it if that is more, also with Detail.
-	Timeout time.Duration
-
-	// Name is the group's name, "0" if empty. PyTorch's default group is "0".
-	Name string
-
-	// Description is free text that errors and logs show.
-	Description string
-
-	// Dialect is the generation of PyTorch whose ranks are in the job. It decides
-	// key names and Gloo's rendezvous. Unknown means what PyTorch's ranks show in
-	// the store. If there are none, nothing depends on it.
-	Dialect store.Dialect
-
-	// BackendOptions are the backends' own options, at most one for each backend, for
-	// example {gloo.Options{...}, cuda.Options{...}}. Options of a backend that the group
-	// does not have are not used.
-	BackendOptions []backend.SpecificOptions
-
-	// InitBarrier makes the ranks meet in the store after each group is made,
-	// as PyTorch 2 does under TORCH_DIST_INIT_BARRIER=1. All ranks must agree.
-	InitBarrier bool
-
-	// Detail makes the ranks compare every collective before they run it, as PyTorch does under
-	// TORCH_DISTRIBUTED_DEBUG=DETAIL. If calls do not match, every rank gets a
-	// *detail.MismatchError. Collectives block until all ranks have called them. All ranks must
-	// set it, those of PyTorch too. See package backend/detail.
-	Detail bool
-
-	// Elastic prepares the default group for Reconfigure and Join when it is made. Join then finds
-	// the group at once. This library's TCP store (store.Willer) then reports which ranks
-	// have died. Without Elastic, or with another store, Reconfigure waits for a rank that has died at the same
-	// moment as another one until ReconfigureOptions.Patience is over. Elastic costs two calls of
-	// the store for each rank, and one in Close. Groups with PyTorch ranks do not use it.
+	Backend        string         // "gloo", "cpu:gloo,cuda:cuda"; empty means all default ones that are linked in
+	BackendOptions BackendOptions // at most one for each backend: {gloo.Options{...}, cuda.Options{...}}
+	Timeout        time.Duration  // of making a group, and of operations that set none; 0 or less means 30 minutes
+	Name           string         // of the group; empty means "0", as PyTorch's default group
+	Description    string         // free text that errors and logs show
+	// InitBarrier makes the ranks meet in the store after each group is made (TORCH_DIST_INIT_BARRIER), and
+	// Detail compares every collective before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL, see package
+	// backend/detail). All ranks must agree.
+	InitBarrier, Detail bool
+	// PyTorch says that other ranks may be PyTorch's, so this one does not wait to see them in the store. It is for groups
+	// without backend gloo, in which PyTorch's ranks write nothing until they need each other. All Go ranks must agree.
+	PyTorch bool
+	// Elastic prepares the default group for Reconfigure and Join. This library's TCP store then reports
+	// which ranks have died; otherwise Reconfigure may have to wait for ReconfigureOptions.Timeout.
 	Elastic bool
-
-	// Recorder records the operations of all groups, and tells its observers of them. Nil means one
-	// of trace.DefaultEntries operations for each New, and trace.Off none. See ProcessGroup.Recorder.
+	// Recorder records the operations of all groups. Nil means one for each New, and trace.Off none.
 	Recorder *trace.Recorder
-
-	// Logger gets a line at level Info when a group has been made, and at level Error when
-	// one could not be made. While this rank waits for others it gets lines at level Warn:
-	// the first after 10 s, more at growing intervals. They name the missing ranks, what is
-	// known of them, and until when this rank waits. With nil only the lines at level Warn
-	// are written, to slog.Default(). A logger with slog.DiscardHandler writes nothing.
+	// Logger gets lines about groups (Info), failures (Error) and long waits (Warn). Nil writes Warn alone,
+	// to slog.Default(); slog.DiscardHandler writes nothing.
 	Logger *slog.Logger
 
 	least, most int // numbers of ranks that c10d run -elastic has told, 0 if it has not
@@ -81,7 +50,7 @@ type Options struct {
 // the default Recorder.
 func (o *Options) check() error {
 	if o.Recorder == nil {
-		o.Recorder = trace.New(trace.Options{})
+		o.Recorder = trace.New()
 	}
 	for i, b := range o.BackendOptions {
 		if b == nil {
@@ -98,6 +67,9 @@ func (o *Options) check() error {
 	return nil
 }
 
+// BackendOptions are options of backends, such as gloo.Options.
+type BackendOptions []backend.SpecificOptions
+
 // specific returns the options of a backend, nil if there are none.
 func (o *Options) specific(name string) backend.SpecificOptions {
 	for _, b := range o.BackendOptions {
@@ -108,23 +80,8 @@ func (o *Options) specific(name string) backend.SpecificOptions {
 	return nil
 }
 
-var (
-	// ErrNotMember is returned by the operations of a group that this rank does not belong to.
-	ErrNotMember = errors.New("pg: this rank is not a member of the group")
-
-	// ErrClosed is returned by operations on a group that was closed on this rank.
-	ErrClosed = work.ErrClosed
-)
-
-// ProcessGroup is a set of ranks that compute together, and this rank's end of it. Operations go
-// to the backend of the first tensor's device type. See backend.Backend for the operations'
-// contracts and for concurrent calls.
-//
-// A rank outside the group holds a ProcessGroup too, with rank -1, whose
-// operations return ErrNotMember: every rank can run the same lines.
-//
-// A group that has failed stays failed until Reconfigure begins its next epoch. Rank, size and
-// connections belong to the epoch.
+// ProcessGroup is a set of ranks that compute together, and this rank's end of it. The device of the first tensor chooses
+// the backend. See backend.Backend for contracts, and backend.CheckMemory for tensors that share memory.
 type ProcessGroup struct {
 	current atomic.Pointer[epoch]
 	name    string
@@ -179,15 +136,9 @@ type epoch struct {
 	splits    atomic.Int64 // how often Split and SplitRanks were called
 }
 
-// New makes the default group over a store: all size ranks must call it, with ranks 0 to size-1.
-// It returns when the rank is connected to all other ranks. Closing the group leaves the store
-// open.
-//
-// Other runs may have used the store under the same prefix. Ranks of this library do not read
-// their keys. If a PyTorch rank takes part, keys are PyTorch's, and New returns ErrStale where it
-// finds those of an earlier run.
-func New(ctx context.Context, st store.Store, rank, size int, o Options) (*ProcessGroup, error) {
-	return newWorld(ctx, st, rank, size, o, origin{hosted: -1})
+// New makes the default group over a store: all ranks call it.
+func New(ctx context.Context, st store.Store, rank, size int, o ...Options) (*ProcessGroup, error) {
+	return newWorld(ctx, st, rank, size, option.Last(o), origin{hosted: -1})
 }
 
 // newWorld is New for Init.
@@ -211,23 +162,26 @@ func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, fr
 	st = heard(st, o.Recorder)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	keys, run, known, n, err := findRun(ctx, stop, st, &o, rank, size, from)
+	keys, run, known, err := findRun(ctx, st, &o, rank, size, from)
 	if err != nil {
-		err = from.sayHost(st, rank, err)
+		err = public(from.sayHost(st, rank, err))
 		o.failed(o.Name, rank, size, nil, err)
 		return nil, err
 	}
 	w := &world{
-		store: keys, rank: rank, size: size, options: o, next: counted, compares: known, tells: n != nil, origin: from,
-		ours: run.ID != "", apart: !known, run: run.ID, begun: run.Key, begunIn: st, made: make(map[string]int),
+		store: keys, rank: rank, size: size, options: o, next: counted, compares: known, tells: run.Notice != nil, origin: from,
+		ours: run.ID != "", apart: !known, run: run.ID, begun: run.Keys, begunIn: st, made: make(map[string]int),
 	}
 	w.over, w.end = context.WithCancelCause(context.Background())
 	if path := blameFile(rank, size); path != "" {
 		os.Remove(path) // of a group that this one takes the place of
 	}
+	if run.Notice != nil {
+		run.Notice.Listen(stop)
+	}
 	g, err := w.newGroup(ctx, groupSpec{
 		name: o.Name, desc: o.Description, ranks: allRanks(size), backend: o.Backend, timeout: o.Timeout, counted: counted,
-		notice: n,
+		notice: run.Notice,
 	})
 	if err == nil && o.Elastic && w.elastic() == nil {
 		if err = g.stand(ctx); err != nil {
@@ -257,8 +211,7 @@ func (g *ProcessGroup) Size() int {
 	return g.now().size
 }
 
-// Explain describes the group's wire, the transport to each rank, and the algorithm by size, with
-// reasons. Backends without an Explainer are left out.
+// Explain describes the wire, transports and algorithms, with reasons.
 func (g *ProcessGroup) Explain() []backend.Explanation { return g.now().explain() }
 
 func (g *epoch) explain() []backend.Explanation {
@@ -290,7 +243,7 @@ func (g *epoch) prompt() bool {
 	})
 }
 
-// Recorder returns what records this rank's operations, in this group and those of the same job.
+// Recorder returns what records the operations of this rank's groups.
 func (g *ProcessGroup) Recorder() *trace.Recorder { return g.now().world.options.Recorder }
 
 // IsMember reports whether this rank belongs to the group.
@@ -302,7 +255,7 @@ func (g *ProcessGroup) Name() string { return g.name }
 // Description returns the text given when the group was made.
 func (g *ProcessGroup) Description() string { return g.desc }
 
-// Ranks returns the members' ranks in the default group, by rank in this group.
+// Ranks returns the members' ranks in the default group, in order.
 func (g *ProcessGroup) Ranks() []int { return slices.Clone(g.now().ranks) }
 
 // GlobalRank returns the rank in the default group of a rank of this group.
@@ -331,7 +284,7 @@ func (g *ProcessGroup) Timeout() time.Duration {
 	return g.timeout
 }
 
-// SetTimeout changes the limit of later operations; 0 or less means backend.DefaultTimeout.
+// SetTimeout changes the limit of later operations; 0 means 30 minutes.
 func (g *ProcessGroup) SetTimeout(d time.Duration) {
 	if d <= 0 {
 		d = backend.DefaultTimeout
@@ -419,12 +372,7 @@ func (g *ProcessGroup) of(op work.OpType, ts ...*tensor.Tensor) (backend.Backend
 	return g.backend(op, tensor.CPU)
 }
 
-// Abort ends every operation of the group with cause, on every rank. The group cannot be used
-// afterwards; close it. Aborting the default group also aborts the groups made from it that this
-// rank is in.
-//
-// cause may be the error of an operation, of this group or another one of the job. Then the other
-// ranks' errors name the rank that it blames.
+// Abort ends every operation with cause, on every rank, also in groups made from this one. Close the group then.
 func (g *ProcessGroup) Abort(cause error) {
 	for _, sub := range g.now().world.below(g) {
 		sub.Abort(cause)
@@ -477,23 +425,8 @@ type foreign struct{ err error }
 func (f *foreign) Error() string        { return f.err.Error() }
 func (f *foreign) Is(target error) bool { return errors.Is(f.err, target) }
 
-// Close leaves the group and frees it, within about a second. A program that ends without Close looks to the
-// other ranks as if it had died. Operations that need this rank then fail with work.ErrPeerDied, and after a
-// Close with work.ErrPeerLeft. What has arrived from this rank is received in either case. These fail without
-// Close:
-//
-//   - over TCP, messages that are still on their way
-//   - on other ranks, receives from any rank
-//   - on other ranks, operations on device tensors that have not ended
-//
-// Operations of this rank that have not ended fail with ErrClosed; if collectives are among them, the group ends
-// on all ranks. Wait for operations before Close, or call Shutdown. Another rank that still needs this one gets
-// an error that names it. Use a Barrier before Close to prevent that.
-//
-// Among Go ranks Close also returns how the ranks' collectives differ, if they do and no operation has returned
-// it: see "Calls that do not match" in the package's documentation.
-//
-// Closing the default group closes the groups made from it. Close may be called more than once.
+// Close leaves the group, within about a second, and closes those made from it. Wait for operations before, or call
+// Shutdown: others fail with ErrClosed. A Barrier before makes sure that no rank needs this one.
 func (g *ProcessGroup) Close() error {
 	g.closing.Do(func() {
 		g.refuse(ErrClosed)
@@ -524,9 +457,7 @@ func (g *ProcessGroup) Close() error {
 	return g.closeErr
 }
 
-// Shutdown refuses new operations, waits for the operations that this rank has issued, and calls
-// Close. If ctx ends first, Close ends the rest, and the error wraps ctx's. Shutting down the
-// default group does the same with the groups made from it.
+// Shutdown waits for this rank's operations or ctx, and calls Close.
 func (g *ProcessGroup) Shutdown(ctx context.Context) error {
 	groups := append(g.now().world.below(g), g)
 	for _, x := range groups {
@@ -567,267 +498,281 @@ func (g *epoch) closeBackends() error {
 	return errors.Join(errs...)
 }
 
-// Broadcast gives every tensor on every rank the elements of tensor number
-// o.RootTensor of rank o.Root.
-// No two tensors of a call share memory: see [backend.CheckMemory].
-func (g *ProcessGroup) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.BroadcastOptions) (*work.Work, error) {
-	b, err := g.of(work.Broadcast, ts...)
+// Broadcast overwrites every rank's t with rank root's.
+func (g *ProcessGroup) Broadcast(ctx context.Context, t *tensor.Tensor, root int, o ...CallOptions) (*work.Work, error) {
+	b, err := g.of(work.Broadcast, t)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
+	ts := listOf(t)
+	defer putList(ts)
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.Broadcast, ts, ts, -1, o.Timeout)
-	return c.Issued(b.Broadcast(ctx, ts, o))
+	c.Begin(g.now().traced, b, work.Broadcast, ts[:], ts[:], -1, limit)
+	return c.Issued(b.Broadcast(ctx, ts[:], backend.BroadcastOptions{Root: root, Timeout: limit}))
 }
 
-// AllReduce combines all tensors of all ranks and puts the result in each.
-// No two tensors of a call share memory: see [backend.CheckMemory].
-func (g *ProcessGroup) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
-	b, err := g.of(work.AllReduce, ts...)
+// AllReduce combines every rank's t and puts the result in each.
+func (g *ProcessGroup) AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp, o ...CallOptions) (*work.Work, error) {
+	b, err := g.of(work.AllReduce, t)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
+	ts := listOf(t)
+	defer putList(ts)
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.AllReduce, ts, ts, -1, o.Timeout)
-	return c.Issued(b.AllReduce(ctx, ts, o))
+	c.Begin(g.now().traced, b, work.AllReduce, ts[:], ts[:], -1, limit)
+	return c.Issued(b.AllReduce(ctx, ts[:], backend.AllReduceOptions{Op: op, Timeout: limit}))
 }
 
-// AllReduceCoalesced combines ts[i] with every other rank's ts[i], for all i at once.
-// No two tensors of a call share memory: see [backend.CheckMemory].
-func (g *ProcessGroup) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
+// AllReduceCoalesced combines ts[i] of all ranks, for all i at once.
+func (g *ProcessGroup) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op ReduceOp, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.AllReduceCoalesced, ts...)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.AllReduceCoalesced, ts, ts, -1, o.Timeout)
-	return c.Issued(b.AllReduceCoalesced(ctx, ts, o))
+	c.Begin(g.now().traced, b, work.AllReduceCoalesced, ts, ts, -1, limit)
+	return c.Issued(b.AllReduceCoalesced(ctx, ts, backend.AllReduceOptions{Op: op, Timeout: limit}))
 }
 
-// Reduce combines t of all ranks into rank o.Root's.
-func (g *ProcessGroup) Reduce(ctx context.Context, t *tensor.Tensor, o backend.ReduceOptions) (*work.Work, error) {
+// Reduce combines t of all ranks into rank root's.
+func (g *ProcessGroup) Reduce(ctx context.Context, t *tensor.Tensor, root int, op ReduceOp, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.Reduce, t)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.Reduce, list(t), list(t), -1, o.Timeout)
-	return c.Issued(b.Reduce(ctx, t, o))
+	c.Begin(g.now().traced, b, work.Reduce, list(t), list(t), -1, limit)
+	return c.Issued(b.Reduce(ctx, t, backend.ReduceOptions{Root: root, Op: op, Timeout: limit}))
 }
 
 // AllGather copies rank i's in to every rank's out[i].
-// In place: see [backend.CheckMemory].
-func (g *ProcessGroup) AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+func (g *ProcessGroup) AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.AllGather, in)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.AllGather, list(in), out, -1, o.Timeout)
-	return c.Issued(b.AllGather(ctx, out, in, o))
+	c.Begin(g.now().traced, b, work.AllGather, list(in), out, -1, limit)
+	return c.Issued(b.AllGather(ctx, out, in, backend.AllGatherOptions{Timeout: limit}))
 }
 
 // AllGatherV is AllGather where the ranks' inputs may differ in shape.
-// In place: see [backend.CheckMemory].
-func (g *ProcessGroup) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+func (g *ProcessGroup) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.AllGather, in)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.AllGather, list(in), out, -1, o.Timeout)
-	return c.Issued(b.AllGatherV(ctx, out, in, o))
+	c.Begin(g.now().traced, b, work.AllGather, list(in), out, -1, limit)
+	return c.Issued(b.AllGatherV(ctx, out, in, backend.AllGatherOptions{Timeout: limit}))
 }
 
 // AllGatherIntoTensor copies rank i's in to part i of every rank's out.
-// In place: see [backend.CheckMemory].
-func (g *ProcessGroup) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+func (g *ProcessGroup) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.AllGatherIntoTensor, in)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.AllGatherIntoTensor, list(in), list(out), -1, o.Timeout)
-	return c.Issued(b.AllGatherIntoTensor(ctx, out, in, o))
+	c.Begin(g.now().traced, b, work.AllGatherIntoTensor, list(in), list(out), -1, limit)
+	return c.Issued(b.AllGatherIntoTensor(ctx, out, in, backend.AllGatherOptions{Timeout: limit}))
 }
 
-// AllGatherCoalesced does AllGather for several inputs at once: out[i][k] becomes rank i's in[k].
-// In place: see [backend.CheckMemory].
-func (g *ProcessGroup) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+// AllGatherCoalesced is AllGather of several: out[i][k] is rank i's in[k].
+func (g *ProcessGroup) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor, in []*tensor.Tensor, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.AllGatherCoalesced, in...)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.AllGatherCoalesced, in, nil, -1, o.Timeout)
-	return c.Issued(b.AllGatherCoalesced(ctx, out, in, o))
+	c.Begin(g.now().traced, b, work.AllGatherCoalesced, in, nil, -1, limit)
+	return c.Issued(b.AllGatherCoalesced(ctx, out, in, backend.AllGatherOptions{Timeout: limit}))
 }
 
 // AllGatherIntoTensorCoalesced does AllGatherIntoTensor for each pair at once.
-// In place: see [backend.CheckMemory].
-func (g *ProcessGroup) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
+func (g *ProcessGroup) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.AllGatherCoalesced, in...)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.AllGatherCoalesced, in, out, -1, o.Timeout)
-	return c.Issued(b.AllGatherIntoTensorCoalesced(ctx, out, in, o))
+	c.Begin(g.now().traced, b, work.AllGatherCoalesced, in, out, -1, limit)
+	return c.Issued(b.AllGatherIntoTensorCoalesced(ctx, out, in, backend.AllGatherOptions{Timeout: limit}))
 }
 
-// Gather copies rank i's in to out[i] on rank o.Root. Other ranks pass no out.
-// In place: see [backend.CheckMemory].
-func (g *ProcessGroup) Gather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.GatherOptions) (*work.Work, error) {
+// Gather copies rank i's in to out[i] on rank root. Other ranks pass no out.
+func (g *ProcessGroup) Gather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, root int, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.Gather, in)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.Gather, list(in), out, -1, o.Timeout)
-	return c.Issued(b.Gather(ctx, out, in, o))
+	c.Begin(g.now().traced, b, work.Gather, list(in), out, -1, limit)
+	return c.Issued(b.Gather(ctx, out, in, backend.GatherOptions{Root: root, Timeout: limit}))
 }
 
 // GatherV is Gather where the ranks' inputs may differ in shape.
-// In place: see [backend.CheckMemory].
-func (g *ProcessGroup) GatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.GatherOptions) (*work.Work, error) {
+func (g *ProcessGroup) GatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, root int, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.Gather, in)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.Gather, list(in), out, -1, o.Timeout)
-	return c.Issued(b.GatherV(ctx, out, in, o))
+	c.Begin(g.now().traced, b, work.Gather, list(in), out, -1, limit)
+	return c.Issued(b.GatherV(ctx, out, in, backend.GatherOptions{Root: root, Timeout: limit}))
 }
 
-// Scatter copies in[i] of rank o.Root to rank i's out. Other ranks pass no in.
-// In place: see [backend.CheckMemory].
-func (g *ProcessGroup) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ScatterOptions) (*work.Work, error) {
+// Scatter copies in[i] of rank root to rank i's out. Other ranks pass no in.
+func (g *ProcessGroup) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, root int, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.Scatter, out)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.Scatter, in, list(out), -1, o.Timeout)
-	return c.Issued(b.Scatter(ctx, out, in, o))
+	c.Begin(g.now().traced, b, work.Scatter, in, list(out), -1, limit)
+	return c.Issued(b.Scatter(ctx, out, in, backend.ScatterOptions{Root: root, Timeout: limit}))
 }
 
 // ReduceScatter combines in[r] of all ranks into rank r's out.
-// In place: see [backend.CheckMemory].
-func (g *ProcessGroup) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
+func (g *ProcessGroup) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, op ReduceOp, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.ReduceScatter, out)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.ReduceScatter, in, list(out), -1, o.Timeout)
-	return c.Issued(b.ReduceScatter(ctx, out, in, o))
+	c.Begin(g.now().traced, b, work.ReduceScatter, in, list(out), -1, limit)
+	return c.Issued(b.ReduceScatter(ctx, out, in, backend.ReduceScatterOptions{Op: op, Timeout: limit}))
 }
 
-// ReduceScatterTensor combines part r of all ranks' in into rank r's out. With out of shape [n ...] in is
-// [size*n ...], or [size n ...]: c10d's concatenation and stack.
-// In place: see [backend.CheckMemory].
-func (g *ProcessGroup) ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
+// ReduceScatterTensor combines part r of all ranks' in into rank r's out. For an out of shape [n ...], in is [size*n
+// ...] or [size n ...].
+func (g *ProcessGroup) ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, op ReduceOp, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.ReduceScatterTensor, out)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.ReduceScatterTensor, list(in), list(out), -1, o.Timeout)
-	return c.Issued(b.ReduceScatterTensor(ctx, out, in, o))
+	c.Begin(g.now().traced, b, work.ReduceScatterTensor, list(in), list(out), -1, limit)
+	return c.Issued(b.ReduceScatterTensor(ctx, out, in, backend.ReduceScatterOptions{Op: op, Timeout: limit}))
 }
 
 // ReduceScatterTensorCoalesced does ReduceScatterTensor for each pair at once.
-// In place: see [backend.CheckMemory].
-func (g *ProcessGroup) ReduceScatterTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
+func (g *ProcessGroup) ReduceScatterTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, op ReduceOp, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.ReduceScatterTensorCoalesced, out...)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.ReduceScatterTensorCoalesced, in, out, -1, o.Timeout)
-	return c.Issued(b.ReduceScatterTensorCoalesced(ctx, out, in, o))
+	c.Begin(g.now().traced, b, work.ReduceScatterTensorCoalesced, in, out, -1, limit)
+	return c.Issued(b.ReduceScatterTensorCoalesced(ctx, out, in, backend.ReduceScatterOptions{Op: op, Timeout: limit}))
 }
 
 // AllToAll copies rank i's in[j] to rank j's out[i].
-// Outputs share no memory with inputs: see [backend.CheckMemory].
-func (g *ProcessGroup) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o backend.AllToAllOptions) (*work.Work, error) {
+func (g *ProcessGroup) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.AllToAll, out...)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.AllToAll, in, out, -1, o.Timeout)
-	return c.Issued(b.AllToAll(ctx, out, in, o))
+	c.Begin(g.now().traced, b, work.AllToAll, in, out, -1, limit)
+	return c.Issued(b.AllToAll(ctx, out, in, backend.AllToAllOptions{Timeout: limit}))
 }
 
-// AllToAllSingle sends part r of in to rank r, for all r, and receives the parts of out. Nil
-// splits mean equal parts.
-// Outputs share no memory with inputs: see [backend.CheckMemory].
-func (g *ProcessGroup) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, o backend.AllToAllOptions) (*work.Work, error) {
+// AllToAllSingle sends part r of in to rank r; nil splits are equal parts.
+func (g *ProcessGroup) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, o ...CallOptions) (*work.Work, error) {
 	b, err := g.of(work.AllToAllSingle, out)
 	if err != nil {
 		return nil, err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.AllToAllSingle, list(in), list(out), -1, o.Timeout)
-	return c.Issued(b.AllToAllSingle(ctx, out, in, outSplits, inSplits, o))
+	c.Begin(g.now().traced, b, work.AllToAllSingle, list(in), list(out), -1, limit)
+	return c.Issued(b.AllToAllSingle(ctx, out, in, outSplits, inSplits, backend.AllToAllOptions{Timeout: limit}))
 }
 
 // Send sends t to rank dst of the group.
-func (g *ProcessGroup) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend.P2POptions) (*work.Work, error) {
+func (g *ProcessGroup) Send(ctx context.Context, t *tensor.Tensor, dst int, o ...P2POptions) (*work.Work, error) {
 	b, err := g.of(work.Send, t)
 	if err != nil {
 		return nil, err
 	}
+	p := option.Last(o)
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.Send, list(t), nil, dst, o.Timeout)
-	return c.Issued(b.Send(ctx, t, dst, o))
+	c.Begin(g.now().traced, b, work.Send, list(t), nil, dst, p.Timeout)
+	return c.Issued(b.Send(ctx, t, dst, backend.P2POptions(p)))
 }
 
 // Recv receives into t from rank src of the group.
-func (g *ProcessGroup) Recv(ctx context.Context, t *tensor.Tensor, src int, o backend.P2POptions) (*work.Work, error) {
+func (g *ProcessGroup) Recv(ctx context.Context, t *tensor.Tensor, src int, o ...P2POptions) (*work.Work, error) {
 	b, err := g.of(work.Recv, t)
 	if err != nil {
 		return nil, err
 	}
+	p := option.Last(o)
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.Recv, nil, list(t), src, o.Timeout)
-	return c.Issued(b.Recv(ctx, t, src, o))
+	c.Begin(g.now().traced, b, work.Recv, nil, list(t), src, p.Timeout)
+	return c.Issued(b.Recv(ctx, t, src, backend.P2POptions(p)))
 }
 
-// RecvAnySource receives into t from the first rank that sends on the tag;
-// the Work's SourceRank tells which.
-func (g *ProcessGroup) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend.P2POptions) (*work.Work, error) {
+// RecvAnySource receives from any rank; Work.SourceRank tells which.
+func (g *ProcessGroup) RecvAnySource(ctx context.Context, t *tensor.Tensor, o ...P2POptions) (*work.Work, error) {
 	b, err := g.of(work.RecvAnySource, t)
 	if err != nil {
 		return nil, err
 	}
+	p := option.Last(o)
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.RecvAnySource, nil, list(t), -1, o.Timeout)
-	return c.Issued(b.RecvAnySource(ctx, t, o))
+	c.Begin(g.now().traced, b, work.RecvAnySource, nil, list(t), -1, p.Timeout)
+	return c.Issued(b.RecvAnySource(ctx, t, backend.P2POptions(p)))
 }
 
-// Barrier ends when every rank has called it.
-func (g *ProcessGroup) Barrier(ctx context.Context, o backend.BarrierOptions) (*work.Work, error) {
-	b, err := g.backend(work.Barrier, o.Device)
-	if o.Device == tensor.CPU && g.now().forCPU == nil {
+// Barrier returns when every rank has called it.
+func (g *ProcessGroup) Barrier(ctx context.Context, o ...BarrierOptions) error {
+	return Wait(g.BarrierAsync(ctx, o...))
+}
+
+// BarrierAsync starts a Barrier.
+func (g *ProcessGroup) BarrierAsync(ctx context.Context, o ...BarrierOptions) (*work.Work, error) {
+	p := option.Last(o)
+	b, err := g.backend(work.Barrier, p.Device)
+	if p.Device == tensor.CPU && g.now().forCPU == nil {
 		b, err = g.of(work.Barrier) // CPU is what no choice looks like
 	}
 	if err != nil {
 		return nil, err
 	}
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.Barrier, nil, nil, -1, o.Timeout)
-	return c.Issued(b.Barrier(ctx, o))
+	c.Begin(g.now().traced, b, work.Barrier, nil, nil, -1, p.Timeout)
+	return c.Issued(b.Barrier(ctx, backend.BarrierOptions(p)))
 }
 
-// MonitoredBarrier blocks until every rank has called it. Its error names those that have not.
-func (g *ProcessGroup) MonitoredBarrier(ctx context.Context, o backend.MonitoredBarrierOptions) error {
+// MonitoredBarrier is a Barrier whose error names the missing ranks.
+func (g *ProcessGroup) MonitoredBarrier(ctx context.Context, o ...CallOptions) error {
 	b, err := g.of(work.Barrier)
 	if err != nil {
 		return err
 	}
+	limit := option.Last(o).Timeout
 	var c trace.Call
-	c.Begin(g.now().traced, b, work.Barrier, nil, nil, -1, o.Timeout)
-	return c.Blocked(func() error { return b.MonitoredBarrier(ctx, o) })
+	c.Begin(g.now().traced, b, work.Barrier, nil, nil, -1, limit)
+	return c.Blocked(func() error {
+		return b.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{Timeout: limit})
+	})
 }

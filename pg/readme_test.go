@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/pg"
 )
@@ -17,13 +16,13 @@ func Example() {
 	defer launched()()
 	// README.md:
 	ctx := context.Background()
-	g, err := pg.Init(ctx, "env://", pg.InitOptions{}) // rank, size and address from the launcher
+	g, err := pg.Init(ctx, "env://") // rank, size and address from the launcher
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer g.Close()
 	sum := []float32{float32(g.Rank())} // in place: the rank before, the sum of all ranks after
-	if err := pg.AllReduceSlice(ctx, g, sum, backend.Sum()); err != nil {
+	if err := pg.Wait(g.AllReduce(ctx, pg.Slice(sum), pg.Sum())); err != nil {
 		log.Fatal(err) // names the operation and the rank at fault
 	}
 	fmt.Printf("rank %d of %d: the sum is %v\n", g.Rank(), g.Size(), sum[0])

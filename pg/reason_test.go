@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
 )
@@ -37,7 +37,7 @@ func TestReasonIsTold(t *testing.T) {
 				all.Go(func() {
 					o := pg.Options{Backend: "cpu:gloo", Timeout: jobLimit}
 					if r == 1 {
-						o.BackendOptions = []backend.SpecificOptions{gloo.Options{Interfaces: []string{"no-such-interface"}}}
+						o.BackendOptions = pg.BackendOptions{gloo.Options{Interfaces: []string{"no-such-interface"}}}
 					}
 					begun := time.Now()
 					_, err := pg.New(t.Context(), store.Prefix("default_pg", st), r, 3, o)
@@ -68,8 +68,7 @@ func TestCancelIsTold(t *testing.T) {
 	var all sync.WaitGroup
 	for r := range 3 {
 		all.Go(func() {
-			g, err := pg.New(t.Context(), st, r, 3, pg.Options{Backend: "cpu:gloo", Timeout: jobLimit})
-			require.NoError(t, err)
+			g := must.Get(pg.New(t.Context(), st, r, 3, pg.Options{Backend: "cpu:gloo", Timeout: jobLimit}))
 			groups[r] = g
 		})
 	}
@@ -87,7 +86,7 @@ func TestCancelIsTold(t *testing.T) {
 			if r == 1 {
 				own = ctx
 			}
-			_, err := g.NewGroup(own, []int{0, 1, 2}, pg.GroupOptions{})
+			_, err := g.NewGroup(own, []int{0, 1, 2})
 			require.ErrorContains(t, err, why.Error())
 			var f *pg.GroupFault
 			if r == 0 && (!errors.As(err, &f) || f.Rank != 1) {

@@ -8,29 +8,26 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/internal/meet"
 	"github.com/c10d-go/c10d/internal/membership"
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
-// EpochError is in the error of every operation that fails because its group, or an epoch of it,
-// has ended. Reconfigure begins the next epoch. Groups with PyTorch ranks have no epochs.
+// EpochError says that the group, or an epoch of it, has ended.
 type EpochError struct {
-	Epoch    int   // that has ended
-	Suspects []int // the ranks of the default group that the fault names, in that epoch
-	Err      error // what happened
-
-	// The first Done collectives of this group and epoch are complete on every rank, as far as this
-	// rank knows. More may be: View.MinDone says how many. Collectives that need data from all ranks
-	// raise Done where collectives run one at a time, as in shared memory. On other wires only
-	// Barrier does. Done is 0 if the backend does not count.
-	Done uint64
+	Epoch    int    // that has ended
+	Suspects []int  // the ranks of the default group that the fault names, in that epoch
+	Err      error  // what happened
+	Done     uint64 // the first collectives of this group that this rank knows to be complete everywhere; more may be
 }
 
 func (e *EpochError) Error() string { return e.Err.Error() }
@@ -38,51 +35,21 @@ func (e *EpochError) Error() string { return e.Err.Error() }
 // Unwrap returns what happened.
 func (e *EpochError) Unwrap() error { return e.Err }
 
-var (
-	// ErrEvicted is matched by the error of Reconfigure on a rank that the next epoch leaves out.
-	// Close the group. Join takes part in a later epoch.
-	ErrEvicted = membership.ErrEvicted
-
-	// ErrTooFew is matched by the error of Reconfigure if fewer than Min members are there. The
-	// group is as before, and Reconfigure may be called again.
-	ErrTooFew = membership.ErrTooFew
-)
-
 // ReconfigureOptions are the options of Reconfigure. Give all ranks the same.
 type ReconfigureOptions struct {
-	// Min is the least size of the new epoch; 0 or less means that of c10d run -elastic, or 1.
-	Min int
-
-	// Max is the size up to which newcomers are taken in; 0 or less means that of c10d run
-	// -elastic, or all of them. Members stay even if they are more.
-	Max int
-
-	// Settle is how long a rank that the fault names has to come; 0 or less means 0.5 s.
-	Settle time.Duration
-
-	// Patience is how long other ranks have to come, and to connect afterwards; 0 or less means one
-	// minute. A rank learns of a fault at its next operation. It also bounds the wait for Min ranks.
-	Patience time.Duration
+	Min            int           // the least size of the new epoch; 0 or less means that of c10d run -elastic, or 1
+	Max            int           // the size up to which newcomers are taken in, 1 for none; 0 or less means that of c10d run -elastic, or all
+	SuspectTimeout time.Duration // for ranks that the fault names; 0 or less means 0.5 s
+	Timeout        time.Duration // for all others, who learn of a fault at their next operation; 0 or less means a minute
 }
 
 // View says who is in an epoch of a group.
 type View struct {
-	Epoch int
-
-	// IDs are the members' numbers, by rank. A member keeps its number in all epochs. It is the rank
-	// in epoch 0; newcomers have larger ones.
-	IDs []int
-
-	// Left are the members of the last epoch of this rank that are not in this one.
-	Left []Absent
-
-	// Joined are the ranks of members that were not in the last epoch of this rank.
-	Joined []int
-
-	// The first MinDone collectives of this rank's last epoch are complete on every member. Those
-	// after them, up to MaxDone, are complete on some. Ranks that left are not counted. Both are 0
-	// if the backend does not count, as that of CUDA tensors.
-	MinDone, MaxDone uint64
+	Epoch            int
+	IDs              []int    // the members' numbers for life, by rank: the rank in epoch 0, larger ones for newcomers
+	Left             []Absent // members of this rank's last epoch that are not in this one
+	Joined           []int    // ranks of members that were not in this rank's last epoch
+	MinDone, MaxDone uint64   // collectives of this rank's last epoch that are complete on all members, and on some; 0 if not counted
 }
 
 // Absent is a member that has left a group.
@@ -98,7 +65,9 @@ type members struct {
 	template *world      // what the worlds of all epochs have alike; its store is that of the run
 	id       membership.ID
 	view     membership.View // the last one, which may have failed
-	working  []membership.ID // members of the last epoch that connected, by rank
+	base     membership.View // of the last epoch that connected
+
+	leaders membership.Leaders
 
 	// Since that epoch:
 	left    []membership.Absent
@@ -111,6 +80,12 @@ type announcement struct {
 	Run  string `json:"run,omitempty"`
 	Size int    `json:"size"` // in epoch 0
 }
+
+// pendingLimit bounds Pending, because programs ask between two steps.
+const pendingLimit = 5 * time.Second
+
+// linkLimit is how long ranks may take to connect after an operation that a broken link has ended.
+const linkLimit = 10 * time.Second
 
 // announceKey is in the store of New, beside all runs.
 func announceKey(group string) string { return "c10d-go/elastic/" + group }
@@ -147,7 +122,7 @@ func (g *ProcessGroup) memberships(ctx context.Context) (*members, error) {
 		w := e.world
 		m := newMembers(g.name, w)
 		m.view = membership.First(w.size)
-		m.working, m.id = m.view.IDs, membership.ID(w.rank)
+		m.base, m.id = m.view, membership.ID(w.rank)
 		text, err := json.Marshal(announcement{w.run, w.size})
 		if err == nil {
 			err = w.begunIn.Set(ctx, announceKey(g.name), text)
@@ -169,50 +144,17 @@ func (m *members) sayHost(err error) error {
 	return err
 }
 
-// Reconfigure begins the next epoch of the default group, with the ranks that call it. Every rank
-// that goes on calls it: after a fault, or between two steps to take in newcomers (see Pending). The
-// group then has new connections and perhaps another rank and size, and its operations work again.
-// Nothing of the old epoch can arrive in the new one.
-//
-// The ranks agree through the store. They wait for a rank that the fault names for o.Settle, for
-// others for o.Patience. A rank that comes later gets ErrEvicted. If a rank dies meanwhile, the rest
-// goes on to the epoch after. Members keep their order; newcomers come after them.
-//
-// Wait for operations first, and call none meanwhile: those that are open when the new epoch begins
-// end with ErrClosed. Results of a collective that failed are undefined. MinDone and MaxDone of the
-// View say whether other ranks have completed it.
-//
-// An operation of this rank may have failed in a group that was made from the default group.
-// Reconfigure then ends the epoch on all ranks, so that those in other groups learn of the fault.
-//
-// Groups that were made from the default group end with their epoch. Their operations return an
-// *EpochError. Make them again from the new epoch. After ErrEvicted all groups of this rank do so.
-//
-// An error leaves the group as it was. Reconfigure may then be called again, except after ErrEvicted.
-// It does not work for groups with PyTorch ranks (errors.ErrUnsupported), nor without the store,
-// which has to outlive the ranks. A store that rank 0 hosts ends with it: its death ends the group.
-func (g *ProcessGroup) Reconfigure(ctx context.Context, o ReconfigureOptions) (View, error) {
-	v, err := g.reconfigure(ctx, o)
+// Reconfigure begins the next epoch of the default group, with the ranks that call it: after a fault, or to take in
+// newcomers. Groups made from it end. An error leaves it as it was. docs/elastic.md has the rules.
+func (g *ProcessGroup) Reconfigure(ctx context.Context, o ...ReconfigureOptions) (View, error) {
+	v, err := g.reconfigure(ctx, option.Last(o))
 	if err != nil {
-		return View{}, fmt.Errorf("pg: Reconfigure of group %q: %w", g.name, err)
+		return View{}, public(fmt.Errorf("pg: Reconfigure of group %q: %w", g.name, err))
 	}
 	return v, nil
 }
 
-// Shrink is Reconfigure without newcomers. least is Min.
-func (g *ProcessGroup) Shrink(ctx context.Context, least int) (View, error) {
-	return g.Reconfigure(ctx, ReconfigureOptions{Min: least, Max: 1})
-}
-
-// Grow is Reconfigure to take in newcomers, up to a size of most; 0 means all. It fails with
-// ErrTooFew if a member is lost meanwhile.
-func (g *ProcessGroup) Grow(ctx context.Context, most int) (View, error) {
-	return g.Reconfigure(ctx, ReconfigureOptions{Min: g.Size(), Max: most})
-}
-
-// Pending returns how many processes wait in Join to be taken into the default group; 0 if it has the
-// most ranks that c10d run -elastic permits. It calls the store once, and again for newcomers. Ranks that ask at the same time may get different answers:
-// let one rank ask, and broadcast what it gets.
+// Pending returns how many processes wait in Join: let one rank ask. It fails if the store does not answer within 5 s.
 func (g *ProcessGroup) Pending(ctx context.Context) (int, error) {
 	n, err := 0, g.underWay()
 	if g.reconfiguring.TryLock() {
@@ -224,7 +166,13 @@ func (g *ProcessGroup) Pending(ctx context.Context) (int, error) {
 			if most := m.template.options.most; most > 0 && g.Size() >= most {
 				return 0, nil
 			}
-			if n, err = membership.Pending(ctx, m.store, m.view); err != nil {
+			limited, cancel := context.WithTimeout(ctx, pendingLimit)
+			n, err = membership.Pending(limited, m.store, m.view)
+			if err != nil && limited.Err() != nil && ctx.Err() == nil {
+				err = fmt.Errorf("the store does not answer: it has stopped, or its host is away: %w", err)
+			}
+			cancel()
+			if err != nil {
 				err = m.sayHost(err)
 			}
 		}
@@ -255,19 +203,23 @@ func (g *ProcessGroup) reconfigure(ctx context.Context, o ReconfigureOptions) (V
 	e := g.now()
 	g.revoke(e)
 	cfg := m.config(o)
+	limit := cfg.Patience
 	cfg.Done = e.completed()
 	e.world.faults.Lock()
 	for _, r := range e.world.suspects {
-		cfg.Suspects = append(cfg.Suspects, m.working[r])
+		cfg.Suspects = append(cfg.Suspects, m.base.IDs[r])
 	}
 	if e.world.cause != nil {
 		cfg.Cause = e.world.cause.Error()
+	}
+	if e.world.link {
+		limit = min(limit, linkLimit)
 	}
 	e.world.faults.Unlock()
 	v, err := m.decide(ctx, cfg)
 	var entered View
 	if err == nil {
-		entered, err = g.enter(ctx, m, cfg, v)
+		entered, err = g.enter(ctx, m, cfg, v, limit)
 	}
 	if errors.Is(err, ErrEvicted) {
 		gone := &EpochError{Epoch: e.world.number, Err: err}
@@ -319,7 +271,8 @@ func (g *ProcessGroup) revoke(e *epoch) {
 func (m *members) config(o ReconfigureOptions) membership.Config {
 	given := &m.template.options
 	return membership.Config{
-		Self: m.id, Min: cmp.Or(max(o.Min, 0), given.least), Max: cmp.Or(max(o.Max, 0), given.most), Settle: o.Settle, Patience: cmp.Or(max(o.Patience, 0), membership.DefaultPatience),
+		Self: m.id, Leaders: &m.leaders, Min: cmp.Or(max(o.Min, 0), given.least), Max: cmp.Or(max(o.Max, 0), given.most),
+		Settle: o.SuspectTimeout, Patience: cmp.Or(max(o.Timeout, 0), membership.DefaultPatience),
 	}
 }
 
@@ -342,17 +295,24 @@ func (m *members) decide(ctx context.Context, cfg membership.Config) (membership
 	return v, nil
 }
 
-// enter connects the ranks of a view. If that fails, it goes on to the next view.
-func (g *ProcessGroup) enter(ctx context.Context, m *members, cfg membership.Config, v membership.View) (View, error) {
+// enter connects the ranks of a view, within limit. If that fails, it goes on to the next view. Of ranks that run and do not
+// connect some are left out there.
+func (g *ProcessGroup) enter(ctx context.Context, m *members, cfg membership.Config, v membership.View, limit time.Duration) (View, error) {
 	for {
-		err := g.connectEpoch(ctx, m, v, cfg.Patience)
+		err := g.connectEpoch(ctx, m, v, limit)
 		if err == nil {
 			return m.entered(v), nil
 		}
 		if ctx.Err() != nil {
 			return View{}, fmt.Errorf("epoch %d: %w", v.Epoch, err)
 		}
-		cfg.Done, cfg.Cause, cfg.Suspects = 0, err.Error(), nil
+		cfg.Done, cfg.Cause, cfg.Suspects, cfg.Lacks = 0, err.Error(), nil, nil
+		var partial unconnected
+		if errors.Is(err, context.DeadlineExceeded) && errors.As(err, &partial) {
+			for _, r := range partial.Unconnected() {
+				cfg.Lacks = append(cfg.Lacks, v.IDs[r])
+			}
+		}
 		for _, r := range blamed(err) {
 			if r >= 0 && r < len(v.IDs) && v.IDs[r] != m.id {
 				cfg.Suspects = append(cfg.Suspects, v.IDs[r])
@@ -364,10 +324,13 @@ func (g *ProcessGroup) enter(ctx context.Context, m *members, cfg membership.Con
 	}
 }
 
+// unconnected is an error that knows with which ranks this one could not connect.
+type unconnected interface{ Unconnected() []int }
+
 // blamed returns the ranks that the error of a group that could not be made names.
 func blamed(err error) []int {
-	var f *GroupFault
-	var m *MeetingError
+	var f *meet.Fault
+	var m *meet.Error
 	var w *work.Error
 	var c culprit
 	switch {
@@ -388,14 +351,14 @@ func (m *members) entered(v membership.View) View {
 	view := View{Epoch: v.Epoch, MinDone: m.done[0], MaxDone: m.done[1]}
 	for r, id := range v.IDs {
 		view.IDs = append(view.IDs, int(id))
-		if !slices.Contains(m.working, id) {
+		if !m.base.Has(id) {
 			view.Joined = append(view.Joined, r)
 		}
 	}
 	for _, a := range m.left {
-		view.Left = append(view.Left, Absent{ID: int(a.ID), Rank: slices.Index(m.working, a.ID), Why: a.Why})
+		view.Left = append(view.Left, Absent{ID: int(a.ID), Rank: slices.Index(m.base.IDs, a.ID), Why: a.Why})
 	}
-	m.working, m.left, m.counted = v.IDs, nil, false
+	m.base, m.left, m.counted = v, nil, false
 	e := launch.Epoch{Epoch: v.Epoch, ID: int(m.id), IDs: view.IDs}
 	for _, a := range view.Left {
 		e.Left = append(e.Left, launch.Absent{ID: a.ID, Why: a.Why})
@@ -417,23 +380,28 @@ func (g *ProcessGroup) connectEpoch(ctx context.Context, m *members, v membershi
 	defer cancel()
 	t := m.template
 	w := &world{
-		store: store.Prefix(fmt.Sprintf("c10d-go/epoch/%s/%d", g.name, v.Epoch), t.store), rank: slices.Index(v.IDs, m.id), size: len(v.IDs),
+		store: store.Prefix(epochPrefix(g.name)+strconv.Itoa(v.Epoch), t.store), rank: slices.Index(v.IDs, m.id), size: len(v.IDs),
 		options: t.options, origin: t.origin, next: 1, compares: t.ours, tells: t.ours, ours: t.ours, apart: t.apart, run: t.run,
 		begunIn: t.begunIn, number: v.Epoch, ids: v.IDs, made: make(map[string]int),
 	}
 	w.over, w.end = context.WithCancelCause(context.Background())
-	w.hosts, w.seen, w.hosted = false, nil, slices.Index(v.IDs, membership.ID(t.hosted))
+	w.seen, w.hosted = nil, slices.Index(v.IDs, membership.ID(t.hosted))
 	old := g.now()
+	defer m.watchNext(ctx, v, w, w.named(g.name))()
 	_, err := w.newGroup(ctx, groupSpec{
 		name: w.named(g.name), desc: g.desc, ranks: allRanks(w.size), backend: w.options.Backend, timeout: g.Timeout(), counted: 1, handle: g,
 	})
 	if err != nil {
 		return err
 	}
+	base, left := m.base, m.left
 	g.retired.Go(func() {
 		forget, cancel := context.WithTimeout(context.Background(), tidyLimit)
 		defer cancel()
-		_ = membership.Forget(forget, m.store, v, m.id) // the group works without
+		_ = membership.Forget(forget, m.store, base, v, left, m.id) // the group works without
+		if w.rank == 0 && (v.Epoch > base.Epoch+1 || len(left) > 0) {
+			_ = g.sweep(forget, t.store, v.Epoch)
+		}
 	})
 	if old != nil {
 		w.owned, old.world.owned = old.world.owned, nil
@@ -441,6 +409,46 @@ func (g *ProcessGroup) connectEpoch(ctx context.Context, m *members, v membershi
 		g.retire(old, m.left)
 	}
 	return nil
+}
+
+// sweep deletes the keys of earlier epochs: an epoch whose ranks could not connect leaves all, and a rank that died may leave
+// some. Why an epoch failed stays, for a rank that has stopped and goes on.
+func (g *ProcessGroup) sweep(ctx context.Context, st store.Store, now int) error {
+	prefix := epochPrefix(g.name)
+	all, err := st.ListKeys(ctx)
+	var keys []string
+	for _, key := range all {
+		var epoch int
+		rest, ours := strings.CutPrefix(key, prefix)
+		if _, bad := fmt.Sscanf(rest, "%d/", &epoch); ours && bad == nil && epoch < now && !strings.HasSuffix(key, "/first") {
+			keys = append(keys, key)
+		}
+	}
+	return errors.Join(err, deleteAll(ctx, st, keys))
+}
+
+func epochPrefix(group string) string { return "c10d-go/epoch/" + group + "/" }
+
+// watchNext tells the members that connect if the one after this rank has died since it voted. It may not have left its
+// will for that yet. The call that it returns ends the watch.
+func (m *members) watchNext(ctx context.Context, v membership.View, w *world, group string) (stop func()) {
+	next := (w.rank + 1) % w.size
+	if next == w.rank || !w.tells {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if membership.Gone(ctx, m.store, v, v.IDs[next]) == nil {
+			meet.Tell(noticeStore(w.store, group), meet.Fault{Rank: next, By: -1, Gone: true, Text: fmt.Sprintf(
+				"rank %d (member %d) died, or lost the store, before the group was made", next, v.IDs[next])})
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
 }
 
 // numbers returns the numbers of ranks.
@@ -517,6 +525,7 @@ func (g *epoch) suspect(err *work.Error) {
 		e.Suspects = []int{g.ranks[err.Peer]}
 	}
 	w.faults.Lock()
+	w.link = w.link || errors.As(err.Err, new(*work.LinkError))
 	if w.cause == nil {
 		w.cause = errors.New(err.Err.Error())
 	}
@@ -565,17 +574,10 @@ func (g *ProcessGroup) leave() {
 	}
 }
 
-// Join makes this process a member of a default group that exists. It returns when the group's ranks
-// have taken it in with Reconfigure. Until then it waits, to the deadline of ctx. If ctx has none, it
-// waits for Options.Timeout.
-//
-// st is the store that the ranks gave to New. For groups of Init it is
-// store.Prefix("default_pg", st), or call Init with InitOptions.Join. Give Join the same options as
-// New on the members.
-//
-// Members see a process that waits in Pending. Without Options.Elastic, Join does not find the group
-// until one of them has called Pending or Reconfigure.
-func Join(ctx context.Context, st store.Store, o Options) (*ProcessGroup, error) {
+// Join makes this process a member of a default group that exists. It waits until Reconfigure has taken it in, to the
+// deadline of ctx or for Options.Timeout. st and the options are those that the ranks gave to New.
+func Join(ctx context.Context, st store.Store, opts ...Options) (*ProcessGroup, error) {
+	o := option.Last(opts)
 	return joinWorld(ctx, st, o, origin{hosted: -1})
 }
 
@@ -591,7 +593,6 @@ func joinWorld(ctx context.Context, st store.Store, o Options, from origin) (*Pr
 	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
-	o.Dialect = cmp.Or(o.Dialect, store.DialectV2)
 	if _, ends := ctx.Deadline(); !ends {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf(
@@ -606,7 +607,8 @@ func joinWorld(ctx context.Context, st store.Store, o Options, from origin) (*Pr
 	}
 	if err == nil {
 		m := g.membership
-		_, err = g.enter(ctx, m, m.config(ReconfigureOptions{}), v)
+		cfg := m.config(ReconfigureOptions{})
+		_, err = g.enter(ctx, m, cfg, v, cfg.Patience)
 	}
 	if err != nil {
 		g.leave()
@@ -614,13 +616,16 @@ func joinWorld(ctx context.Context, st store.Store, o Options, from origin) (*Pr
 		if why := context.Cause(ctx); why != nil && !errors.Is(err, why) {
 			err = fmt.Errorf("%w: %w", err, why)
 		}
-		return nil, fmt.Errorf("pg: Join of group %q: %w", g.name, err)
+		return nil, public(fmt.Errorf("pg: Join of group %q: %w", g.name, err))
 	}
 	return g, nil
 }
 
 // errMoved ends the wait of a newcomer whose group has been replaced by that of another run.
 var errMoved = errors.New("another run has begun in the store")
+
+// nextRun is how long a newcomer waits for another run when its group has no member left.
+const nextRun = 5 * time.Second
 
 // rereadPause is how often a newcomer looks whether there is another run.
 const rereadPause = time.Second
@@ -658,10 +663,18 @@ func (g *ProcessGroup) join(ctx context.Context, st store.Store, o Options, from
 	m.id, m.view, err = membership.Join(waits, m.store, a.Size, func(id membership.ID) {
 		tellLauncher(launch.Epoch{ID: int(id)})
 	})
+	if errors.Is(err, ErrNoMembers) {
+		select { // all processes may have been started again
+		case <-waits.Done():
+			err = context.Cause(waits)
+		case <-time.After(nextRun):
+		}
+	}
 	if err != nil {
 		return v, err
 	}
-	m.working = m.view.IDs
+	m.base = m.view
+	m.base.Epoch-- // its keys of this epoch are to be deleted
 	g.membership = m
 	return m.view, nil
 }

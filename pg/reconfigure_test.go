@@ -17,7 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/store"
@@ -29,7 +29,7 @@ import (
 // sumOf all-reduces one number.
 func sumOf(g *pg.ProcessGroup, x float32) (float32, error) {
 	v := []float32{x}
-	err := pg.AllReduceSlice(context.Background(), g, v, backend.Sum())
+	err := pg.Wait(g.AllReduce(context.Background(), pg.Slice(v), pg.Sum()))
 	return v[0], err
 }
 
@@ -71,22 +71,15 @@ func TestShrink(t *testing.T) {
 				}
 			}
 			errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-				if err := sumIs(g, []int{0, 1, 2, 3}); err != nil {
-					return err
-				}
+				must.Do(sumIs(g, []int{0, 1, 2, 3}))
 				if g.Rank() == dead {
 					synctest.Wait()
 					j.Kill(dead)
 					return nil
 				}
 				old, begun := g.Rank(), time.Now()
-				if err := failed(g, 0, dead); err != nil {
-					return err
-				}
-				v, err := g.Shrink(context.Background(), 3)
-				if err != nil {
-					return err
-				}
+				must.Do(failed(g, 0, dead))
+				v := must.Get(g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3, Max: 1}))
 				require.Equal(t, ids, v.IDs)
 				require.Equal(t, 1, v.Epoch)
 				require.Equal(t, old, v.IDs[g.Rank()])
@@ -109,52 +102,35 @@ func TestDumpsOfEpochs(t *testing.T) {
 	dumps := make([]bytes.Buffer, 4)
 	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
 		id := g.Rank()
-		if err := sumIs(g, []int{0, 1, 2, 3}); err != nil {
-			return err
-		}
+		must.Do(sumIs(g, []int{0, 1, 2, 3}))
 		if id == 1 {
 			synctest.Wait()
 			j.Kill(1)
 			return nil
 		}
-		if err := failed(g, 0, 1); err != nil {
-			return err
-		}
-		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
-		if err != nil {
-			return err
-		}
+		must.Do(failed(g, 0, 1))
+		v := must.Get(g.Reconfigure(context.Background()))
 		require.Equal(t, ids, v.IDs)
-		if err := sumIs(g, v.IDs); err != nil {
-			return err
-		}
-		sub, err := g.NewGroup(context.Background(), []int{1, 2}, pg.GroupOptions{})
-		if err != nil {
-			return err
-		}
+		must.Do(sumIs(g, v.IDs))
+		sub := must.Get(g.NewGroup(context.Background(), []int{1, 2}))
 		if sub.Rank() >= 0 {
-			if _, err := sumOf(sub, 1); err != nil {
-				return err
-			}
+			must.Get(sumOf(sub, 1))
 		}
-		_, err = g.Recorder().WriteTo(&dumps[id])
-		return err
+		return must.Err(g.Recorder().WriteTo(&dumps[id]))
 	})
 	require.NoError(t, errors.Join(errs...))
 	var files []*trace.File
 	for _, id := range ids {
 		name := filepath.Join(t.TempDir(), "dump_9") // the dump says its rank
 		require.NoError(t, os.WriteFile(name, dumps[id].Bytes(), 0o666))
-		f, err := trace.ReadFile(name)
-		require.NoError(t, err)
+		f := must.Get(trace.ReadFile(name))
 		require.Equal(t, id, f.Rank)
 		for _, e := range f.Entries {
 			require.Contains(t, f.Groups[e.Group], id, e.Group)
 		}
 		files = append(files, f)
 	}
-	j, err := trace.Merge(files)
-	require.NoError(t, err)
+	j := must.Get(trace.Merge(files))
 	require.Equal(t, ids, j.Ranks)
 	require.Equal(t, []int{1}, j.Missing)
 	for _, s := range j.Stuck {
@@ -170,60 +146,6 @@ func TestDumpsOfEpochs(t *testing.T) {
 	require.Contains(t, report.String(), "3 dumps of ranks 0, 2-3 (numbers that ranks keep in all epochs)\nno dump of ranks 1\n")
 }
 
-// TestDownUp: one dies, and another process takes its place. Then that one dies, too.
-func TestDownUp(t *testing.T) {
-	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		switch g.Rank() {
-		case 2:
-			synctest.Wait()
-			j.Kill(2)
-			return nil
-		case 0:
-			wg.Go(func() { newcomer(t, j, 3, 1, []int{0, 1, 3}) })
-		}
-		if err := failed(g, 0, 2); err != nil {
-			return err
-		}
-		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3})
-		if err != nil {
-			return err
-		}
-		require.Equal(t, []int{0, 1, 3}, v.IDs)
-		require.Equal(t, []int{2}, v.Joined)
-		if err := sumIs(g, v.IDs); err != nil {
-			return err
-		}
-		if err := failed(g, 1, 2); err != nil {
-			return err
-		}
-		v, err = g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
-		if err != nil {
-			return err
-		}
-		require.Equal(t, 2, v.Epoch)
-		require.Equal(t, []int{0, 1}, v.IDs)
-		return sumIs(g, v.IDs)
-	})
-	require.NoError(t, errors.Join(errs...))
-}
-
-// newcomer joins, adds up and dies. It expects this id, epoch and these members.
-func newcomer(t *testing.T, j *pgtest.Job, id, epoch int, ids []int) {
-	g, err := pg.Join(context.Background(), j.Store, j.Options())
-	if err != nil {
-		t.Errorf("newcomer: %v", err)
-		return
-	}
-	defer g.Close()
-	if err := sumIs(g, ids); err != nil || ids[g.Rank()] != id {
-		t.Errorf("newcomer is member %d, want %d: %v", ids[g.Rank()], id, err)
-	}
-	synctest.Wait()
-	j.Fabric().Kill(fmt.Sprintf("0@%d", epoch), g.Rank())
-}
-
 // TestLateJoin: members that have no fault take in processes that wait. Ids are not used again.
 func TestLateJoin(t *testing.T) {
 	errs := faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
@@ -233,9 +155,7 @@ func TestLateJoin(t *testing.T) {
 		if n, err := g.Pending(ctx); err != nil || n != 0 {
 			return fmt.Errorf("%d wait: %w", n, err)
 		}
-		if err := wait(g.Barrier(ctx, backend.BarrierOptions{})); err != nil {
-			return err
-		}
+		must.Do(g.Barrier(ctx))
 		if g.Rank() == 0 {
 			for range 2 {
 				wg.Go(func() {
@@ -248,93 +168,26 @@ func TestLateJoin(t *testing.T) {
 					if err := sumIs(joined, []int{0, 1, 2, 3}); err != nil {
 						t.Error(err)
 					}
-					wait(joined.Barrier(ctx, backend.BarrierOptions{}))
+					joined.Barrier(ctx)
 				})
 			}
 		}
 		for {
-			n, err := g.Pending(ctx)
-			if err != nil {
-				return err
-			}
+			n := must.Get(g.Pending(ctx))
 			ready := []int64{int64(n)}
-			if err := pg.AllReduceSlice(ctx, g, ready, backend.Min()); err != nil {
-				return err
-			}
+			must.Do(pg.Wait(g.AllReduce(ctx, pg.Slice(ready), pg.Min())))
 			if ready[0] == 2 {
 				break
 			}
 			time.Sleep(time.Millisecond) // virtual: a step
 		}
-		v, err := g.Grow(ctx, 4)
-		if err != nil {
-			return err
-		}
+		v := must.Get(g.Reconfigure(ctx, pg.ReconfigureOptions{Min: g.Size(), Max: 4}))
 		require.Equal(t, []int{2, 3}, v.Joined)
 		require.Empty(t, v.Left)
 		if n, err := g.Pending(ctx); err != nil || n != 0 {
 			return fmt.Errorf("%d wait: %w", n, err)
 		}
-		return errors.Join(sumIs(g, v.IDs), wait(g.Barrier(ctx, backend.BarrierOptions{})))
-	})
-	require.NoError(t, errors.Join(errs...))
-}
-
-// TestMerge: the ranks of one group leave it and join another.
-func TestMerge(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		j := pgtest.NewJob(2)
-		defer j.Close()
-		var wg sync.WaitGroup
-		for half := range 2 {
-			for r := range 2 {
-				wg.Go(func() {
-					o := j.Options()
-					o.Name = fmt.Sprint("half ", half)
-					g, err := pg.New(context.Background(), j.Store, r, 2, o)
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					if half == 1 {
-						g.Close()
-						o.Name = "half 0"
-						if g, err = pg.Join(context.Background(), j.Store, o); err != nil {
-							t.Error(err)
-							return
-						}
-					} else if _, err = g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 4}); err != nil {
-						t.Error(err)
-					}
-					if err := errors.Join(sumIs(g, []int{0, 1, 2, 3}), wait(g.Barrier(context.Background(), backend.BarrierOptions{}))); err != nil {
-						t.Error(err)
-					}
-					g.Close()
-				})
-			}
-		}
-		wg.Wait()
-	})
-}
-
-// TestRevokeByTimeout: a rank has stopped. The others go on without it.
-func TestRevokeByTimeout(t *testing.T) {
-	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-		if g.Rank() == 1 {
-			j.Freeze(1)
-			time.Sleep(2 * pgtest.Timeout)
-			return nil
-		}
-		if err := failed(g, 0, 1); err != nil {
-			return err
-		}
-		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
-		if err != nil {
-			return err
-		}
-		require.Equal(t, []int{0, 2, 3}, v.IDs)
-		require.Contains(t, v.Left[0].Why, "timed out")
-		return sumIs(g, v.IDs)
+		return errors.Join(sumIs(g, v.IDs), g.Barrier(ctx))
 	})
 	require.NoError(t, errors.Join(errs...))
 }
@@ -347,62 +200,18 @@ func TestAStoppedRankIsEvicted(t *testing.T) {
 			if _, err := sumOf(g, 1); err == nil {
 				return errors.New("an operation of an old epoch works")
 			}
-			_, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
-			require.ErrorIs(t, err, pg.ErrEvicted)
+			require.ErrorIs(t, must.Err(g.Reconfigure(context.Background())), pg.ErrEvicted)
 			g.Close()
-			g, err = pg.Join(context.Background(), j.Store, j.Options())
-			if err != nil {
-				return err
-			}
+			g = must.Get(pg.Join(context.Background(), j.Store, j.Options()))
 			defer g.Close()
-			return errors.Join(sumIs(g, []int{0, 2, 3}), wait(g.Barrier(context.Background(), backend.BarrierOptions{})))
+			return errors.Join(sumIs(g, []int{0, 2, 3}), g.Barrier(context.Background()))
 		}
-		if err := failed(g, 0, 1); err != nil {
-			return err
-		}
-		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
-		if err != nil {
-			return err
-		}
+		must.Do(failed(g, 0, 1))
+		v := must.Get(g.Reconfigure(context.Background()))
 		require.Equal(t, []int{0, 2}, v.IDs)
-		if v, err = g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3}); err != nil {
-			return err
-		}
-		return errors.Join(sumIs(g, v.IDs), wait(g.Barrier(context.Background(), backend.BarrierOptions{})))
-	})
-	require.NoError(t, errors.Join(errs...))
-}
-
-// TestCancelAndGoOn: one rank gives up a call. All go on with the same members.
-func TestCancelAndGoOn(t *testing.T) {
-	why := errors.New("the user pressed a key")
-	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-		for epoch := range 3 {
-			if err := sumIs(g, []int{0, 1, 2}); err != nil {
-				return err
-			}
-			ctx, cancel := context.WithCancelCause(context.Background())
-			defer cancel(nil)
-			if g.Rank() == 1 {
-				// Rank 2 does not call, so the operation cannot end.
-				time.AfterFunc(time.Second, func() { cancel(why) })
-			}
-			if g.Rank() == 2 {
-				time.Sleep(2 * time.Second)
-			}
-			err := wait(g.AllReduce(ctx, []*tensor.Tensor{vec(4)}, backend.AllReduceOptions{}))
-			var e *pg.EpochError
-			require.ErrorIs(t, err, work.ErrCanceled)
-			require.ErrorAs(t, err, &e)
-			require.Equal(t, []int{1}, e.Suspects)
-			require.ErrorContains(t, err, why.Error())
-			v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3})
-			if err != nil {
-				return err
-			}
-			require.Equal(t, pg.View{Epoch: epoch + 1, IDs: []int{0, 1, 2}, MinDone: 1, MaxDone: 1}, v)
-		}
-		return sumIs(g, []int{0, 1, 2})
+		require.Contains(t, v.Left[0].Why, "timed out")
+		v = must.Get(g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3}))
+		return errors.Join(sumIs(g, v.IDs), g.Barrier(context.Background()))
 	})
 	require.NoError(t, errors.Join(errs...))
 }
@@ -415,21 +224,21 @@ func TestACallThatWasNotStarted(t *testing.T) {
 	cancel(why)
 	calls := map[string]func(ctx context.Context, g *pg.ProcessGroup) error{
 		"all_reduce": func(ctx context.Context, g *pg.ProcessGroup) error {
-			return wait(g.AllReduce(ctx, []*tensor.Tensor{vec(4)}, backend.AllReduceOptions{}))
+			return wait(g.AllReduce(ctx, vec(4), pg.Sum()))
 		},
 		"monitored barrier": func(ctx context.Context, g *pg.ProcessGroup) error {
-			return g.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{})
+			return g.MonitoredBarrier(ctx)
 		},
 		"messages": func(ctx context.Context, g *pg.ProcessGroup) error {
 			if g.Rank() == 1 {
 				for _, dst := range []int{0, 2} {
-					if err := wait(g.Send(ctx, vec(4), dst, backend.P2POptions{})); err != nil {
+					if err := wait(g.Send(ctx, vec(4), dst)); err != nil {
 						return err
 					}
 				}
 				return nil
 			}
-			return wait(g.Recv(ctx, vec(4), 1, backend.P2POptions{}))
+			return wait(g.Recv(ctx, vec(4), 1))
 		},
 	}
 	for name, call := range maps.Clone(calls) {
@@ -440,9 +249,7 @@ func TestACallThatWasNotStarted(t *testing.T) {
 		for _, then := range []string{"calls again", "reconfigures", "closes"} {
 			t.Run(name+", "+then, func(t *testing.T) {
 				errs := faultyWith(t, 3, func(o *pg.Options) { o.Detail = detailed }, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-					if err := sumIs(g, []int{0, 1, 2}); err != nil {
-						return err
-					}
+					must.Do(sumIs(g, []int{0, 1, 2}))
 					begun := time.Now()
 					if g.Rank() == 1 {
 						time.Sleep(time.Second) // virtual: the others wait by then
@@ -451,15 +258,14 @@ func TestACallThatWasNotStarted(t *testing.T) {
 						require.ErrorContains(t, err, "not started")
 					}
 					if then == "calls again" {
-						return errors.Join(call(context.Background(), g), wait(g.Barrier(context.Background(), backend.BarrierOptions{})))
+						return errors.Join(call(context.Background(), g), g.Barrier(context.Background()))
 					}
 					if g.Rank() == 1 && then == "closes" {
 						return g.Close()
 					}
 					if g.Rank() != 1 {
 						err := call(context.Background(), g)
-						var e *pg.EpochError
-						require.ErrorAs(t, err, &e)
+						e := must.As[*pg.EpochError](t, err)
 						require.ErrorIs(t, err, work.ErrCanceled)
 						require.ErrorContains(t, err, "rank 1 cancelled the operation")
 						require.ErrorContains(t, err, why.Error())
@@ -469,10 +275,7 @@ func TestACallThatWasNotStarted(t *testing.T) {
 					if then == "closes" {
 						return nil
 					}
-					v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3})
-					if err != nil {
-						return err
-					}
+					v := must.Get(g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3}))
 					require.Less(t, time.Since(begun), 2*time.Second, "virtual time")
 					return sumIs(g, v.IDs)
 				})
@@ -489,7 +292,7 @@ func TestAFaultOfASubgroup(t *testing.T) {
 	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		defer cancel(nil)
-		sub, err := g.NewSubgroups(ctx, 2, pg.GroupOptions{})
+		sub, err := g.NewSubgroups(ctx, 2)
 		if err != nil {
 			return err
 		}
@@ -497,27 +300,23 @@ func TestAFaultOfASubgroup(t *testing.T) {
 		if g.Rank() >= 2 {
 			for err == nil {
 				err = sumIs(sub, []int{0, 1})
-				if e := wait(g.Recv(ctx, vec(1), g.Rank()-2, backend.P2POptions{})); e != nil {
+				if e := wait(g.Recv(ctx, vec(1), g.Rank()-2)); e != nil {
 					err = e // the default group's
 				}
 			}
 		} else {
 			if g.Rank() == 0 {
 				time.AfterFunc(time.Second, func() { cancel(why) })
-				err = wait(sub.Recv(ctx, vec(1), 1, backend.P2POptions{}))
+				err = wait(sub.Recv(ctx, vec(1), 1))
 			} else {
 				_, err = sumOf(sub, 1)
 			}
 		}
-		var e *pg.EpochError
-		require.ErrorAs(t, err, &e)
+		e := must.As[*pg.EpochError](t, err)
 		require.ErrorIs(t, err, work.ErrCanceled)
 		require.ErrorContains(t, err, why.Error())
 		require.Equal(t, []int{0}, e.Suspects)
-		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
-		if err != nil {
-			return err
-		}
+		v := must.Get(g.Reconfigure(context.Background()))
 		require.Less(t, time.Since(begun), 5*time.Second, "virtual time: nobody is waited for")
 		return sumIs(g, []int{0, 1, 2, 3}[:len(v.IDs)])
 	})
@@ -529,41 +328,30 @@ func TestAFaultOfASubgroup(t *testing.T) {
 func TestARankThatIsLeftOut(t *testing.T) {
 	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
 		ctx := context.Background()
-		pair, err := g.NewGroup(ctx, []int{0, 2}, pg.GroupOptions{})
-		if err != nil {
-			return err
-		}
-		part, err := g.Split(ctx, g.Rank()%2, 0, pg.GroupOptions{})
+		pair := must.Get(g.NewGroup(ctx, []int{0, 2}))
+		part, err := g.Split(ctx, g.Rank()%2, 0)
 		if err != nil {
 			return err
 		}
 		if g.Rank() != 2 {
-			v, err := g.Reconfigure(ctx, pg.ReconfigureOptions{Patience: 2 * time.Second})
-			if err != nil {
-				return err
-			}
-			return sumIs(g, v.IDs)
+			return sumIs(g, must.Get(g.Reconfigure(ctx, pg.ReconfigureOptions{Timeout: 2 * time.Second})).IDs)
 		}
 		time.Sleep(5 * time.Second) // virtual: it computes
 		for _, x := range []*pg.ProcessGroup{g, pair, part} {
 			_, err := sumOf(x, 1)
-			var e *pg.EpochError
-			require.ErrorAs(t, err, &e)
+			must.As[*pg.EpochError](t, err)
 			require.ErrorContains(t, err, "the group is in epoch 1 now, without member 2: it did not come within 2s")
 		}
-		_, err = g.Reconfigure(ctx, pg.ReconfigureOptions{})
+		_, err = g.Reconfigure(ctx)
 		require.ErrorIs(t, err, pg.ErrEvicted)
 		for _, x := range []*pg.ProcessGroup{g, pair, part} {
 			_, err := sumOf(x, 1)
-			var e *pg.EpochError
-			require.ErrorAs(t, err, &e)
+			must.As[*pg.EpochError](t, err)
 			require.ErrorIs(t, err, pg.ErrEvicted)
 			require.ErrorContains(t, err, "member 2 was evicted from the group in epoch 1: it did not come within 2s")
 		}
-		_, err = g.NewGroup(ctx, []int{0, 2}, pg.GroupOptions{})
-		require.ErrorIs(t, err, pg.ErrEvicted)
-		_, err = g.Reconfigure(ctx, pg.ReconfigureOptions{})
-		require.ErrorIs(t, err, pg.ErrEvicted)
+		require.ErrorIs(t, must.Err(g.NewGroup(ctx, []int{0, 2})), pg.ErrEvicted)
+		require.ErrorIs(t, must.Err(g.Reconfigure(ctx)), pg.ErrEvicted)
 		return nil
 	})
 	require.NoError(t, errors.Join(errs...))
@@ -575,25 +363,18 @@ func TestGroupsOfNewcomers(t *testing.T) {
 		ctx := context.Background()
 		var wg sync.WaitGroup
 		defer wg.Wait()
-		groups := func(g *pg.ProcessGroup) error {
-			part, err := g.Split(ctx, 0, 0, pg.GroupOptions{})
-			if err != nil {
-				return err
-			}
-			sub, err := g.NewGroup(ctx, []int{0, g.Size() - 1}, pg.GroupOptions{})
-			if err != nil {
-				return err
-			}
+		groups := func(g *pg.ProcessGroup) (err error) {
+			defer must.Catch(&err)
+			part := must.Get(g.Split(ctx, 0, 0))
+			sub := must.Get(g.NewGroup(ctx, []int{0, g.Size() - 1}))
 			err = sumIs(part, []int{0, 1, 2}[:part.Size()])
 			if sub.IsMember() {
 				err = errors.Join(err, sumIs(sub, []int{0, 1}))
 			}
-			return errors.Join(err, wait(g.Barrier(ctx, backend.BarrierOptions{})))
+			return errors.Join(err, g.Barrier(ctx))
 		}
 		for range 2 {
-			if err := groups(g); err != nil {
-				return err
-			}
+			must.Do(groups(g))
 		}
 		if g.Rank() == 0 {
 			wg.Go(func() {
@@ -606,9 +387,7 @@ func TestGroupsOfNewcomers(t *testing.T) {
 				}
 			})
 		}
-		if _, err := g.Reconfigure(ctx, pg.ReconfigureOptions{Min: 3}); err != nil {
-			return err
-		}
+		must.Get(g.Reconfigure(ctx, pg.ReconfigureOptions{Min: 3}))
 		return groups(g)
 	})
 	require.NoError(t, errors.Join(errs...))
@@ -622,23 +401,19 @@ func TestTooFewRanks(t *testing.T) {
 			j.Kill(2)
 			return nil
 		}
-		if err := failed(g, 0, 2); err != nil {
-			return err
-		}
-		_, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3, Patience: 5 * time.Second})
+		must.Do(failed(g, 0, 2))
+		_, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3, Timeout: 5 * time.Second})
 		require.ErrorIs(t, err, pg.ErrTooFew)
 		require.ErrorContains(t, err, `pg: Reconfigure of group "0": too few members for epoch 1: 2 of at least 3; missing: member 2: `)
 		require.Equal(t, 3, g.Size())
-		if err := failed(g, 0, 2); err != nil {
-			return err
-		}
+		must.Do(failed(g, 0, 2))
 		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 2})
 		if err != nil {
 			return err
 		}
 		require.Equal(t, 2, v.Epoch)
 		require.Equal(t, []int{0, 1}, v.IDs)
-		_, err = g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3, Patience: time.Second})
+		_, err = g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 3, Timeout: time.Second})
 		require.ErrorContains(t, err, "too few members for epoch 3: 2 of at least 3; no newcomer waits")
 		return sumIs(g, v.IDs)
 	})
@@ -653,23 +428,14 @@ func TestDeathWhileReconfiguring(t *testing.T) {
 			j.Kill(3)
 			return nil
 		}
-		if err := failed(g, 0, 3); err != nil {
-			return err
-		}
-		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
-		if err != nil {
-			return err
-		}
+		must.Do(failed(g, 0, 3))
+		v := must.Get(g.Reconfigure(context.Background()))
 		if g.Rank() == 1 {
 			j.Fabric().Kill("0@1", 1)
 			return nil
 		}
-		if err := failed(g, 1, 1); err != nil {
-			return err
-		}
-		if v, err = g.Reconfigure(context.Background(), pg.ReconfigureOptions{}); err != nil {
-			return err
-		}
+		must.Do(failed(g, 1, 1))
+		v = must.Get(g.Reconfigure(context.Background()))
 		require.Equal(t, []int{0, 2}, v.IDs)
 		require.Equal(t, 1, v.Left[0].Rank)
 		return sumIs(g, v.IDs)
@@ -681,40 +447,30 @@ func TestDeathWhileReconfiguring(t *testing.T) {
 func TestSubgroupsEndWithTheirEpoch(t *testing.T) {
 	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
 		ctx := context.Background()
-		sub, err := g.NewSubgroups(ctx, 2, pg.GroupOptions{})
+		sub := must.Get(g.NewSubgroups(ctx, 2))
+		part, err := g.Split(ctx, g.Rank()%2, 0)
 		if err != nil {
 			return err
 		}
-		part, err := g.Split(ctx, g.Rank()%2, 0, pg.GroupOptions{})
-		if err != nil {
-			return err
-		}
-		_, err = part.Reconfigure(ctx, pg.ReconfigureOptions{})
+		_, err = part.Reconfigure(ctx)
 		require.ErrorContains(t, err, "it was made from the default group: reconfigure that")
-		if _, err := g.Grow(ctx, 0); err != nil {
-			return err
-		}
+		must.Get(g.Reconfigure(ctx, pg.ReconfigureOptions{Min: g.Size()}))
 		for _, old := range []*pg.ProcessGroup{sub, part} {
 			_, err := sumOf(old, 1)
-			var e *pg.EpochError
-			require.ErrorAs(t, err, &e)
+			e := must.As[*pg.EpochError](t, err)
 			require.Zero(t, e.Epoch)
 			require.ErrorContains(t, err, "it was made in epoch 0 of the default group, which is in epoch 1 now: make it again, with NewGroup or Split")
 			_, err = old.Backend(tensor.CPU)
 			require.ErrorAs(t, err, &e)
 			require.NoError(t, old.Close())
 		}
-		if sub, err = g.NewSubgroups(ctx, 2, pg.GroupOptions{}); err != nil {
-			return err
-		}
-		if part, err = g.Split(ctx, g.Rank()%2, 0, pg.GroupOptions{}); err != nil {
-			return err
-		}
+		sub = must.Get(g.NewSubgroups(ctx, 2))
+		part = must.Get(g.Split(ctx, g.Rank()%2, 0))
 		x, err := sumOf(sub, float32(g.Rank()))
 		require.Equal(t, []float32{1, 1, 5, 5}[g.Rank()], x)
 		y, err2 := sumOf(part, float32(g.Rank()))
 		require.Equal(t, []float32{2, 4, 2, 4}[g.Rank()], y)
-		return errors.Join(err, err2, wait(g.Barrier(ctx, backend.BarrierOptions{})))
+		return errors.Join(err, err2, g.Barrier(ctx))
 	})
 	require.NoError(t, errors.Join(errs...))
 }
@@ -730,8 +486,7 @@ func TestCloseEndsReconfigure(t *testing.T) {
 		_, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{Min: 2})
 		require.ErrorIs(t, err, pg.ErrClosed)
 		require.Less(t, time.Since(begun), 10*time.Second)
-		_, err = g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
-		require.ErrorIs(t, err, pg.ErrClosed)
+		require.ErrorIs(t, must.Err(g.Reconfigure(context.Background())), pg.ErrClosed)
 		return nil
 	})
 	require.NoError(t, errors.Join(errs...))
@@ -744,18 +499,15 @@ func TestJoinGivesUp(t *testing.T) {
 		defer j.Close()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		_, err := pg.Join(ctx, j.Store, j.Options())
-		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, must.Err(pg.Join(ctx, j.Store, j.Options())), context.DeadlineExceeded)
 		ended, end := context.WithCancelCause(context.Background())
 		end(errStop)
-		_, err = pg.Join(ended, j.Store, j.Options())
-		require.ErrorIs(t, err, errStop)
+		require.ErrorIs(t, must.Err(pg.Join(ended, j.Store, j.Options())), errStop)
 
 		g, err := j.Join(context.Background(), 0)
 		require.NoError(t, err)
 		defer g.Close()
-		_, err = g.Pending(context.Background())
-		require.NoError(t, err)
+		must.Get(g.Pending(context.Background()))
 		o := j.Options()
 		o.Timeout = 5 * time.Second
 		begin := time.Now()
@@ -767,10 +519,8 @@ func TestJoinGivesUp(t *testing.T) {
 		why := errors.New("no more")
 		waits, stop := context.WithCancelCause(context.Background())
 		time.AfterFunc(time.Second, func() { stop(why) })
-		_, err = pg.Join(waits, j.Store, j.Options())
-		require.ErrorIs(t, err, why)
-		v, err := g.Reconfigure(context.Background(), pg.ReconfigureOptions{})
-		require.NoError(t, err)
+		require.ErrorIs(t, must.Err(pg.Join(waits, j.Store, j.Options())), why)
+		v := must.Get(g.Reconfigure(context.Background()))
 		require.Equal(t, []int{0}, v.IDs, "one that gave up is not taken in")
 	})
 }
@@ -791,11 +541,11 @@ func TestFreeAfterReconfigure(t *testing.T) {
 			const n = 200_000
 			x, err := g.Alloc(ctx, tensor.Float32, n)
 			if err == nil {
-				_, err = g.Grow(ctx, 0)
+				_, err = g.Reconfigure(ctx, pg.ReconfigureOptions{Min: g.Size()})
 			}
 			if err == nil {
 				x.Fill(float64(1 + r))
-				err = wait(g.AllReduce(ctx, []*tensor.Tensor{x}, backend.AllReduceOptions{}))
+				err = wait(g.AllReduce(ctx, x, pg.Sum()))
 			}
 			if err != nil {
 				t.Error(err)
@@ -804,7 +554,7 @@ func TestFreeAfterReconfigure(t *testing.T) {
 			if v, err := x.Float64At(n - 1); v != 3 || err != nil {
 				t.Errorf("%v, %v", v, err)
 			}
-			if err := errors.Join(g.Free(x), wait(g.Barrier(ctx, backend.BarrierOptions{}))); err != nil {
+			if err := errors.Join(g.Free(x), g.Barrier(ctx)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -823,24 +573,20 @@ func TestOneRankGrows(t *testing.T) {
 		g, err := pg.Join(ctx, st, pg.Options{Timeout: pgtest.Timeout, Elastic: true})
 		if err == nil {
 			err = sumIs(g, []int{0, 1})
-			err = errors.Join(err, wait(g.Barrier(ctx, backend.BarrierOptions{})), g.Close())
+			err = errors.Join(err, g.Barrier(ctx), g.Close())
 		}
 		joined <- err
 	}()
-	v, err := g.Reconfigure(ctx, pg.ReconfigureOptions{Min: 2})
-	require.NoError(t, err)
+	v := must.Get(g.Reconfigure(ctx, pg.ReconfigureOptions{Min: 2}))
 	require.Equal(t, pg.View{Epoch: 1, IDs: []int{0, 1}, Joined: []int{1}}, v)
 	require.NoError(t, sumIs(g, v.IDs))
-	require.NoError(t, wait(g.Barrier(ctx, backend.BarrierOptions{})))
+	require.NoError(t, g.Barrier(ctx))
 	require.NoError(t, <-joined)
 	begun := time.Now()
-	v, err = g.Reconfigure(ctx, pg.ReconfigureOptions{})
-	require.NoError(t, err)
+	v = must.Get(g.Reconfigure(ctx))
 	require.Equal(t, []int{0}, v.IDs, "the other one has closed its group")
 	require.Less(t, time.Since(begun), 20*time.Second, "and is not waited for")
-	x, err := sumOf(g, 7)
-	require.NoError(t, err)
-	require.EqualValues(t, 7, x)
+	require.EqualValues(t, 7, must.Get(sumOf(g, 7)))
 }
 
 // TestForeignAnnouncement: what no rank writes is an error of Join.
@@ -848,7 +594,6 @@ func TestForeignAnnouncement(t *testing.T) {
 	for _, text := range []string{"", "nonsense", `{"size":0}`, `{"size":2,"run":"../x"}`} {
 		st := store.NewHash()
 		require.NoError(t, st.Set(context.Background(), "c10d-go/elastic/0", []byte(text)))
-		_, err := pg.Join(context.Background(), st, pg.Options{})
-		require.ErrorContains(t, err, "c10d-go/elastic/0")
+		require.ErrorContains(t, must.Err(pg.Join(context.Background(), st)), "c10d-go/elastic/0")
 	}
 }

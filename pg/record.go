@@ -10,21 +10,7 @@ import (
 	"time"
 )
 
-// RecordError tells the launcher why this rank fails, and returns err. It is for the end of a
-// rank's main function.
-//
-//	if err := pg.RecordError(train(ctx)); err != nil {
-//		log.Fatal(err)
-//	}
-//
-// It writes err to the file that TORCHELASTIC_ERROR_FILE names, in the form of c10d's
-// errors.record decorator. The report of torchrun or "c10d run" then shows it beside those of
-// Python ranks. Call it as soon as the rank has failed: torchrun takes the failure with the
-// earliest time for the root cause.
-//
-// It writes nothing without that variable, or for a nil err. Nor does it for one that matches
-// context.Canceled: a rank that was told to stop has not failed. If the file cannot be written,
-// the returned error says so too.
+// RecordError writes err to TORCHELASTIC_ERROR_FILE and returns it: call it last.
 func RecordError(err error) error {
 	return recordError(err, os.Getenv, time.Now())
 }

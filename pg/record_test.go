@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 func TestRecordError(t *testing.T) {
@@ -32,13 +34,11 @@ func TestRecordError(t *testing.T) {
 	// A restarted rank writes over what it left before.
 	require.NoError(t, os.WriteFile(file, []byte("of an earlier attempt, and longer than what comes now: "+string(make([]byte, 1000))), 0o600))
 	require.Equal(t, failure, recordError(failure, env(file), now))
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(file))
 	require.JSONEq(t, `{"message":{"message":"gloo: \"rank 1\"\nleft","extraInfo":{"timestamp":"1700000000"}}}`, string(text))
 
-	err = recordError(failure, env(filepath.Join(file, "below")), now)
+	err := recordError(failure, env(filepath.Join(file, "below")), now)
 	require.ErrorIs(t, err, failure)
 	require.ErrorContains(t, err, "pg: TORCHELASTIC_ERROR_FILE: ")
-	var path *os.PathError
-	require.ErrorAs(t, err, &path)
+	must.As[*os.PathError](t, err)
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/waiting/waitingtest"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
@@ -85,22 +86,22 @@ func TestRecorder(t *testing.T) {
 			}
 		}
 		x := vec(6)
-		wait(g.AllReduce(ctx, []*tensor.Tensor{x}, backend.AllReduceOptions{}))
+		wait(g.AllReduce(ctx, x, pg.Sum()))
 		if g.Rank() == 0 {
-			wait(g.Send(ctx, x, 1, backend.P2POptions{}))
+			wait(g.Send(ctx, x, 1))
 		} else {
-			wait(g.Recv(ctx, x, 0, backend.P2POptions{}))
+			wait(g.Recv(ctx, x, 0))
 		}
 		sub, err := g.NewGroup(ctx, []int{0, 1}, pg.GroupOptions{Description: "half"})
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		wait(sub.AllGather(ctx, []*tensor.Tensor{vec(6), vec(6)}, x, backend.AllGatherOptions{Timeout: time.Minute}))
-		if err := g.MonitoredBarrier(ctx, backend.MonitoredBarrierOptions{}); err != nil {
+		wait(sub.AllGather(ctx, []*tensor.Tensor{vec(6), vec(6)}, x, pg.CallOptions{Timeout: time.Minute}))
+		if err := g.MonitoredBarrier(ctx); err != nil {
 			t.Error(err)
 		}
-		_, err = g.Broadcast(ctx, []*tensor.Tensor{x}, backend.BroadcastOptions{Root: 5})
+		_, err = g.Broadcast(ctx, x, 5)
 		if err == nil {
 			t.Error("there is no rank 5")
 		}
@@ -142,9 +143,9 @@ func TestRecorder(t *testing.T) {
 func TestPendingOperationsStay(t *testing.T) {
 	recorded(t, 2, trace.Options{Entries: 4}, func(g *pg.ProcessGroup, _ *listener) {
 		ctx := t.Context()
-		w, err := g.Recv(ctx, vec(1), 1-g.Rank(), backend.P2POptions{Tag: 9})
+		w, err := g.Recv(ctx, vec(1), 1-g.Rank(), pg.P2POptions{Tag: 9})
 		for range 10 {
-			err = errors.Join(err, pg.AllReduceSlice(ctx, g, []float32{1}, backend.Sum()))
+			err = errors.Join(err, pg.Wait(g.AllReduce(ctx, pg.Slice([]float32{1}), pg.Sum())))
 		}
 		ops := g.Recorder().Operations()
 		if err != nil || len(ops) != 4 || ops[0].Op != work.Recv || !ops[0].Ended.IsZero() || ops[3].Record != 10 {
@@ -155,10 +156,10 @@ func TestPendingOperationsStay(t *testing.T) {
 				t.Errorf("operation %d was kept, and a later one not", o.Record)
 			}
 		}
-		if err := pg.AllReduceSlice(ctx, g, []float32{1}, backend.Sum()); err != nil {
+		if err := pg.Wait(g.AllReduce(ctx, pg.Slice([]float32{1}), pg.Sum())); err != nil {
 			t.Error(err)
 		}
-		s, err := g.Send(ctx, vec(1), 1-g.Rank(), backend.P2POptions{Tag: 9})
+		s, err := g.Send(ctx, vec(1), 1-g.Rank(), pg.P2POptions{Tag: 9})
 		if err == nil {
 			err = work.WaitAll(ctx, s, w)
 		}
@@ -175,23 +176,19 @@ func TestDumpOnFailure(t *testing.T) {
 	prefix := filepath.Join(dir, "job", "rank_")
 	recorded(t, 3, trace.Options{Prefix: prefix}, func(g *pg.ProcessGroup, _ *listener) {
 		ctx := t.Context()
-		err := pg.AllReduceSlice(ctx, g, []float32{1}, backend.Sum())
+		err := pg.Wait(g.AllReduce(ctx, pg.Slice([]float32{1}), pg.Sum()))
 		if err != nil {
 			t.Error(err)
 		}
 		if g.Rank() == 2 {
 			// It calls nothing more, and is asked for a dump.
-			for begun := time.Now(); time.Since(begun) < 20*time.Second; time.Sleep(time.Millisecond) {
-				if _, err := os.Stat(prefix + "0"); err == nil {
-					break
-				}
-			}
+			require.Eventually(t, func() bool { _, err := os.Stat(prefix + "0"); return err == nil }, pgtest.Timeout, time.Millisecond)
 			if _, err := g.Recorder().Dump(); err != nil {
 				t.Error(err)
 			}
 			return
 		}
-		w, err := g.AllReduce(ctx, []*tensor.Tensor{vec(5)}, backend.AllReduceOptions{Timeout: 300 * time.Millisecond})
+		w, err := g.AllReduce(ctx, vec(5), pg.Sum(), pg.CallOptions{Timeout: 300 * time.Millisecond})
 		if err == nil {
 			err = w.Wait(ctx)
 		}
@@ -204,12 +201,10 @@ func TestDumpOnFailure(t *testing.T) {
 	})
 	var files []*trace.File
 	for _, r := range []string{"1", "0", "2"} {
-		f, err := trace.ReadFile(prefix + r)
-		require.NoError(t, err)
+		f := must.Get(trace.ReadFile(prefix + r))
 		files = append(files, f)
 	}
-	j, err := trace.Merge(files)
-	require.NoError(t, err)
+	j := must.Get(trace.Merge(files))
 	require.Len(t, j.Stuck, 1)
 	require.Equal(t, []int{2}, j.Stuck[0].NotCalled)
 	require.Equal(t, []int{0, 1}, j.Stuck[0].Waiting)
@@ -222,10 +217,9 @@ func TestRecorderOff(t *testing.T) {
 	defer j.Close()
 	o := j.Options()
 	o.Recorder = trace.Off
-	g, err := pg.New(t.Context(), j.Store, 0, 1, o)
-	require.NoError(t, err)
+	g := must.Get(pg.New(t.Context(), j.Store, 0, 1, o))
 	defer g.Close()
-	require.NoError(t, pg.AllReduceSlice(t.Context(), g, []float32{1}, backend.Sum()))
+	require.NoError(t, pg.Wait(g.AllReduce(t.Context(), pg.Slice([]float32{1}), pg.Sum())))
 	require.Empty(t, g.Recorder().Operations())
 	require.Empty(t, g.Recorder().Groups())
 }
@@ -238,42 +232,45 @@ func TestPromptBackends(t *testing.T) {
 		defer j.Close()
 		o := j.Options()
 		o.Detail = detail
-		g, err := pg.New(t.Context(), j.Store, 0, 1, o)
-		require.NoError(t, err)
+		g := must.Get(pg.New(t.Context(), j.Store, 0, 1, o))
 		defer g.Close()
 		require.Equal(t, !detail, g.Recorder().Groups()[0].Prompt)
 	}
 }
 
-// singles are operations of single tensors that a group and its backend have.
-type singles interface {
-	Reduce(ctx context.Context, t *tensor.Tensor, o backend.ReduceOptions) (*work.Work, error)
-	AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error)
-	ReduceScatterTensor(ctx context.Context, out, in *tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error)
-}
-
-// TestRecorderAllocates: neither the recorder nor the lists of tensors that it sees cost an allocation.
+// TestRecorderAllocates: neither the recorder, nor options, nor the lists of tensors cost an allocation.
 func TestRecorderAllocates(t *testing.T) {
 	j := pgtest.NewJob(1)
 	defer j.Close()
-	g, err := j.Join(t.Context(), 0)
-	require.NoError(t, err)
+	g := must.Get(j.Join(t.Context(), 0))
 	defer g.Close()
 	b, err := g.Backend(tensor.CPU)
 	require.NoError(t, err)
 	ctx, x, y := t.Context(), vec(4), vec(4)
-	for name, call := range map[string]func(singles) (*work.Work, error){
-		"reduce": func(b singles) (*work.Work, error) { return b.Reduce(ctx, x, backend.ReduceOptions{}) },
-		"all_gather": func(b singles) (*work.Work, error) {
-			return b.AllGatherIntoTensor(ctx, y, x, backend.AllGatherOptions{})
+	ts := []*tensor.Tensor{x}
+	type call func() (*work.Work, error)
+	for name, calls := range map[string][2]call{
+		"all_reduce": {
+			func() (*work.Work, error) { return b.AllReduce(ctx, ts, backend.AllReduceOptions{}) },
+			func() (*work.Work, error) { return g.AllReduce(ctx, x, pg.Sum(), pg.CallOptions{Timeout: time.Minute}) },
 		},
-		"reduce_scatter": func(b singles) (*work.Work, error) {
-			return b.ReduceScatterTensor(ctx, y, x, backend.ReduceScatterOptions{})
+		"reduce": {
+			func() (*work.Work, error) { return b.Reduce(ctx, x, backend.ReduceOptions{}) },
+			func() (*work.Work, error) { return g.Reduce(ctx, x, 0, pg.Sum()) },
+		},
+		"all_gather": {
+			func() (*work.Work, error) { return b.AllGatherIntoTensor(ctx, y, x, backend.AllGatherOptions{}) },
+			func() (*work.Work, error) { return g.AllGatherIntoTensor(ctx, y, x) },
+		},
+		"reduce_scatter": {
+			func() (*work.Work, error) { return b.ReduceScatterTensor(ctx, y, x, backend.ReduceScatterOptions{}) },
+			func() (*work.Work, error) { return g.ReduceScatterTensor(ctx, y, x, pg.Sum()) },
 		},
 	} {
-		allocations := func(b singles) float64 {
-			return testing.AllocsPerRun(200, func() {
-				w, err := call(b)
+		var n [2]float64
+		for i, call := range calls {
+			n[i] = testing.AllocsPerRun(200, func() {
+				w, err := call()
 				if err == nil {
 					err = w.Wait(ctx)
 				}
@@ -282,7 +279,7 @@ func TestRecorderAllocates(t *testing.T) {
 				}
 			})
 		}
-		require.Equal(t, allocations(b), allocations(g), name)
+		require.Equal(t, n[0], n[1], name)
 	}
 }
 
@@ -293,12 +290,12 @@ func TestTraceVariable(t *testing.T) {
 		t.Skip("no SIGUSR1")
 	}
 	prefix := filepath.Join(t.TempDir(), "rank_")
-	t.Setenv(pg.TraceVariable, prefix)
+	t.Setenv("C10D_TRACE", prefix)
 	t.Setenv("TORCHELASTIC_RESTART_COUNT", "2")
 	g, err := pg.Init(t.Context(), "file://"+filepath.Join(t.TempDir(), "store"), pg.InitOptions{Size: 1})
 	require.NoError(t, err)
 	defer g.Close()
-	require.NoError(t, pg.AllReduceSlice(t.Context(), g, []float32{1}, backend.Sum()))
+	require.NoError(t, pg.Wait(g.AllReduce(t.Context(), pg.Slice([]float32{1}), pg.Sum())))
 	require.NoError(t, exec.Command("kill", "-USR1", strconv.Itoa(os.Getpid())).Run())
 	require.Eventually(t, func() bool {
 		f, err := trace.ReadFile(prefix + "0")
@@ -310,14 +307,13 @@ func TestTraceVariable(t *testing.T) {
 // a prefix of its own keeps it, and the log says so.
 func TestTraceVariableWithRecorder(t *testing.T) {
 	dir := t.TempDir()
-	t.Setenv(pg.TraceVariable, filepath.Join(dir, "rank_"))
+	t.Setenv("C10D_TRACE", filepath.Join(dir, "rank_"))
 	for _, own := range []string{"", filepath.Join(dir, "own_")} {
 		var log waitingtest.Log
 		r := trace.New(trace.Options{Prefix: own, Observers: []trace.Observer{nobody{}}})
 		g, err := pg.Init(t.Context(), "file://"+filepath.Join(t.TempDir(), "store"), pg.InitOptions{Size: 1, Options: pg.Options{Recorder: r, Logger: log.Logger()}})
 		require.NoError(t, err)
-		name, err := r.Dump()
-		require.NoError(t, err)
+		name := must.Get(r.Dump())
 		require.NoError(t, g.Close())
 		want := own
 		if own == "" {
@@ -375,7 +371,7 @@ func benchmarkRecorder(b *testing.B, world, size int, recorded *trace.Options) {
 	calls := max(200<<10/size, 4)
 	var ratios, off []float64
 	rank := func(rank int) error {
-		o := pg.Options{BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: gloo.WireNative}}}
+		o := pg.Options{BackendOptions: pg.BackendOptions{gloo.Options{Wire: gloo.WireNative}}}
 		if recorded != nil {
 			o.Recorder = trace.New(*recorded)
 		} else {
@@ -393,7 +389,7 @@ func benchmarkRecorder(b *testing.B, world, size int, recorded *trace.Options) {
 			pg.Record(g, t)
 			start := time.Now()
 			for range calls {
-				w, err := g.AllReduce(ctx, ts, backend.AllReduceOptions{Op: backend.Max()})
+				w, err := g.AllReduce(ctx, ts[0], pg.Max())
 				if err == nil {
 					err = w.Wait(ctx)
 				}

@@ -11,10 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
-	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -39,7 +39,11 @@ func operations(g *pg.ProcessGroup, t *tensor.Tensor, f func(name string, w *wor
 		for k := range args {
 			args[k] = argument(m.Type().In(k), t)
 		}
-		out := m.Call(args)
+		call := m.Call
+		if m.Type().IsVariadic() {
+			call = m.CallSlice
+		}
+		out := call(args)
 		w, _ := out[0].Interface().(*work.Work)
 		err, _ := out[1].Interface().(error)
 		f(name, w, err)
@@ -54,8 +58,8 @@ func argument(typ reflect.Type, t *tensor.Tensor) reflect.Value {
 		return reflect.ValueOf(context.Background())
 	case reflect.TypeFor[*tensor.Tensor]():
 		return reflect.ValueOf(t)
-	case reflect.TypeFor[backend.BarrierOptions]():
-		return reflect.ValueOf(backend.BarrierOptions{Device: t.Device().Type})
+	case reflect.TypeFor[pg.BarrierOptions]():
+		return reflect.ValueOf(pg.BarrierOptions{Device: t.Device().Type})
 	}
 	if typ.Kind() == reflect.Slice {
 		return reflect.Append(reflect.Zero(typ), argument(typ.Elem(), t))
@@ -66,12 +70,11 @@ func argument(typ reflect.Type, t *tensor.Tensor) reflect.Value {
 // TestOperationsAreRefused: operations without a backend, and those of a closed group, return an
 // error and no Work.
 func TestOperationsAreRefused(t *testing.T) {
-	foreign, err := tensor.OnDevice(tensor.Float32, onNoBackend{}, 1)
-	require.NoError(t, err)
+	foreign := must.Get(tensor.OnDevice(tensor.Float32, onNoBackend{}, 1))
 	here, err := tensor.New(tensor.Float32, 1)
 	require.NoError(t, err)
 	pgtest.Run(t, 1, func(t *testing.T, g *pg.ProcessGroup) {
-		other, err := g.NewGroup(t.Context(), []int{0}, pg.GroupOptions{})
+		other, err := g.NewGroup(t.Context(), []int{0})
 		require.NoError(t, err)
 		require.NoError(t, other.Close())
 		for _, tc := range []struct {
@@ -93,7 +96,7 @@ func TestOperationsAreRefused(t *testing.T) {
 			})
 			require.GreaterOrEqual(t, n, 20, tc.name)
 		}
-		require.ErrorIs(t, other.MonitoredBarrier(t.Context(), backend.MonitoredBarrierOptions{}), pg.ErrClosed)
+		require.ErrorIs(t, other.MonitoredBarrier(t.Context()), pg.ErrClosed)
 	})
 }
 
@@ -120,10 +123,8 @@ func init() {
 
 // TestTheTensorsChooseTheBackend: an operation goes to the backend of its first tensor's device.
 func TestTheTensorsChooseTheBackend(t *testing.T) {
-	foreign, err := tensor.OnDevice(tensor.Float32, onNoBackend{}, 1)
-	require.NoError(t, err)
-	here, err := tensor.New(tensor.Float32, 1)
-	require.NoError(t, err)
+	foreign := must.Get(tensor.OnDevice(tensor.Float32, onNoBackend{}, 1))
+	here := must.Get(tensor.New(tensor.Float32, 1))
 	j := pgtest.NewJob(1)
 	defer j.Close()
 	o := j.Options()
@@ -145,7 +146,7 @@ func TestTheTensorsChooseTheBackend(t *testing.T) {
 		ended++
 	})
 	require.GreaterOrEqual(t, ended, 15)
-	_, err = g.AllReduce(t.Context(), []*tensor.Tensor{nil, foreign}, backend.AllReduceOptions{})
+	_, err = g.AllReduceCoalesced(t.Context(), []*tensor.Tensor{nil, foreign}, pg.Sum())
 	require.ErrorContains(t, err, "pg-test-cuda", "the first tensor that there is")
 }
 
@@ -166,16 +167,15 @@ func objects[T any](ctx context.Context, g *pg.ProcessGroup, v T, c pg.Codec[T],
 func TestObjectsAreRefused(t *testing.T) {
 	pgtest.Run(t, 1, func(t *testing.T, g *pg.ProcessGroup) {
 		ctx := t.Context()
-		other, err := g.NewGroup(ctx, []int{0}, pg.GroupOptions{})
+		other, err := g.NewGroup(ctx, []int{0})
 		require.NoError(t, err)
-		objects(ctx, other, func() {}, pg.JSON[func()]{}, func(op string, err error) {
-			var e *pg.ObjectError
-			require.ErrorAs(t, err, &e, op)
+		objects(ctx, other, func() {}, nil, func(op string, err error) {
+			e := must.As[*pg.ObjectError](t, err, op)
 			require.Equal(t, op, e.Op)
 			require.Zero(t, e.Rank, op)
 		})
 		require.NoError(t, other.Close())
-		objects(ctx, other, 1, pg.JSON[int]{}, func(op string, err error) { require.ErrorIs(t, err, pg.ErrClosed, op) })
+		objects(ctx, other, 1, nil, func(op string, err error) { require.ErrorIs(t, err, pg.ErrClosed, op) })
 	})
 }
 
@@ -186,15 +186,13 @@ func TestTheDefaultTimeout(t *testing.T) {
 		defer j.Close()
 		o := j.Options()
 		o.Timeout = 0
-		g, err := pg.New(t.Context(), j.Store, 0, 2, o)
-		require.NoError(t, err)
+		g := must.Get(pg.New(t.Context(), j.Store, 0, 2, o))
 		defer g.Close()
 		other, err := j.Fabric().(*mem.Fabric).Join("0/0", 1, 2) // which calls nothing
 		require.NoError(t, err)
 		defer other.Close()
 		begun := time.Now()
-		err = wait(g.Barrier(t.Context(), backend.BarrierOptions{}))
-		require.ErrorIs(t, err, work.ErrTimeout)
+		require.ErrorIs(t, g.Barrier(t.Context()), work.ErrTimeout)
 		require.GreaterOrEqual(t, time.Since(begun), backend.DefaultTimeout)
 	})
 }
@@ -206,9 +204,8 @@ func TestBarrierOfTheStoreTimesOut(t *testing.T) {
 		j := pgtest.NewJob(2)
 		defer j.Close()
 		o := j.Options()
-		o.Dialect = store.DialectV1
 		begun := time.Now()
-		_, err := pg.New(t.Context(), j.Store, 0, 2, o)
+		_, err := pg.New(t.Context(), pg.Torch1{Store: j.Store}, 0, 2, o)
 		require.True(t, errors.Is(err, context.DeadlineExceeded), "%v", err)
 		require.ErrorContains(t, err, `pg: store barrier of group "0": 1 of 2 ranks came`)
 		require.Less(t, time.Since(begun), pgtest.Timeout+time.Second)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/store"
@@ -37,7 +38,7 @@ func planned(*pg.ProcessGroup, bool) error { return nil }
 
 // failsWith calls all_reduce, and checks what it says of rank 0.
 func failsWith(g *pg.ProcessGroup, kind error, text string) error {
-	err := wait(g.AllReduce(context.Background(), []*tensor.Tensor{vec(1000)}, backend.AllReduceOptions{}))
+	err := wait(g.AllReduce(context.Background(), vec(1000), pg.Sum()))
 	return saysOfRank0(err, kind, text)
 }
 
@@ -67,25 +68,20 @@ func aborted(g *pg.ProcessGroup, first bool) error {
 
 // cancelled cancels a call that the last rank does not make. Rank 0 has sent it a message before,
 // which nobody takes.
-func cancelled(g *pg.ProcessGroup, first bool) error {
+func cancelled(g *pg.ProcessGroup, first bool) (err error) {
+	defer must.Catch(&err)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	last := g.Size() - 1
 	switch g.Rank() {
 	case 0:
-		old, err := g.Send(ctx, vec(3), last, backend.P2POptions{Tag: 5})
-		if err != nil {
-			return err
-		}
+		old := must.Get(g.Send(ctx, vec(3), last, pg.P2POptions{Tag: 5}))
 		defer func() { <-old.Done() }()
-		w, err := g.AllReduce(ctx, []*tensor.Tensor{vec(1000)}, backend.AllReduceOptions{})
-		if err != nil {
-			return err
-		}
+		w := must.Get(g.AllReduce(ctx, vec(1000), pg.Sum()))
 		cancel(errStop)
 		return saysOfRank0(w.Wait(context.Background()), work.ErrCanceled, errStop.Error())
 	case last:
-		return saysOfRank0(wait(g.Recv(ctx, vec(1), 0, backend.P2POptions{Tag: 6})), work.ErrCanceled, errStop.Error())
+		return saysOfRank0(wait(g.Recv(ctx, vec(1), 0, pg.P2POptions{Tag: 6})), work.ErrCanceled, errStop.Error())
 	}
 	return failsWith(g, work.ErrCanceled, errStop.Error())
 }
@@ -97,7 +93,7 @@ func cancelledBefore(g *pg.ProcessGroup, first bool) error {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(errStop)
-	_, err := g.AllReduce(ctx, []*tensor.Tensor{vec(1000)}, backend.AllReduceOptions{})
+	_, err := g.AllReduce(ctx, vec(1000), pg.Sum())
 	if !errors.Is(err, work.ErrCanceled) || !errors.Is(err, errStop) {
 		return fmt.Errorf("a call with a context that has ended: %w", err)
 	}
@@ -107,9 +103,9 @@ func cancelledBefore(g *pg.ProcessGroup, first bool) error {
 // late is a rank that does not come before the others' time is over.
 func late(g *pg.ProcessGroup, first bool) error {
 	if first {
-		return saysOfRank0(wait(g.RecvAnySource(context.Background(), vec(1), backend.P2POptions{Tag: 9})), work.ErrTimeout, "")
+		return saysOfRank0(wait(g.RecvAnySource(context.Background(), vec(1), pg.P2POptions{Tag: 9})), work.ErrTimeout, "")
 	}
-	return saysOfRank0(wait(g.AllReduce(context.Background(), []*tensor.Tensor{vec(10)}, backend.AllReduceOptions{Timeout: time.Second})), work.ErrTimeout, "")
+	return saysOfRank0(wait(g.AllReduce(context.Background(), vec(10), pg.Sum(), pg.CallOptions{Timeout: 6 * time.Second})), work.ErrTimeout, "")
 }
 
 // TestScenarios are those of c10d's tests of reconfigure, and more, on every wire. In each epoch all
@@ -166,20 +162,18 @@ func TestScenarios(t *testing.T) {
 func scenarioOptions(wire gloo.Wire) pg.Options {
 	return pg.Options{
 		Timeout: pgtest.Timeout, Elastic: true, Backend: "cpu:" + gloo.Name,
-		BackendOptions: []backend.SpecificOptions{gloo.Options{Wire: wire}},
+		BackendOptions: pg.BackendOptions{gloo.Options{Wire: wire}},
 	}
 }
 
 // elsewhere is the group that processes 1 and 2 have before they merge with that of process 0.
-func elsewhere(st store.Store, wire gloo.Wire, p int) error {
+func elsewhere(st store.Store, wire gloo.Wire, p int) (err error) {
+	defer must.Catch(&err)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*pgtest.Timeout)
 	defer cancel()
 	o := scenarioOptions(wire)
 	o.Name = "elsewhere"
-	g, err := pg.New(ctx, st, p-1, 2, o)
-	if err != nil {
-		return err
-	}
+	g := must.Get(pg.New(ctx, st, p-1, 2, o))
 	return errors.Join(exchange(ctx, g, 0, p, []int{1, 2}), g.Close())
 }
 
@@ -208,7 +202,7 @@ func act(st store.Store, wire gloo.Wire, p int, stages []stage) (err error) {
 		case here >= 0 && g == nil:
 			g, err = pg.Join(ctx, st, o)
 		case here >= 0 && !slices.ContainsFunc(s.in, func(x int) bool { return !slices.Contains(stages[i-1].in, x) }):
-			v, err = g.Shrink(ctx, len(s.in))
+			v, err = g.Reconfigure(ctx, pg.ReconfigureOptions{Min: len(s.in), Max: 1})
 		case here >= 0:
 			v, err = g.Reconfigure(ctx, pg.ReconfigureOptions{Min: len(s.in)})
 		}
@@ -251,55 +245,37 @@ func act(st store.Store, wire gloo.Wire, p int, stages []stage) (err error) {
 }
 
 // exchange checks operations of an epoch. Their data are those of no other epoch.
-func exchange(ctx context.Context, g *pg.ProcessGroup, epoch, p int, in []int) error {
+func exchange(ctx context.Context, g *pg.ProcessGroup, epoch, p int, in []int) (err error) {
+	defer must.Catch(&err)
 	own, want := int64(100*epoch+1<<p), int64(0)
 	for _, x := range in {
 		want += int64(100*epoch + 1<<x)
 	}
 	v := []int64{own}
-	if err := pg.AllReduceSlice(ctx, g, v, backend.Sum()); err != nil {
-		return err
-	}
+	must.Do(pg.Wait(g.AllReduce(ctx, pg.Slice(v), pg.Sum())))
 	if v[0] != want || g.Size() != len(in) {
 		return fmt.Errorf("%d ranks add up to %d, %v to %d", g.Size(), v[0], in, want)
 	}
 	root := []int64{own}
-	if err := pg.BroadcastSlice(ctx, g, root, g.Size()-1); err != nil {
-		return err
-	}
-	all, err := pg.AllGatherSlice(ctx, g, []int64{own})
-	if err != nil {
-		return err
-	}
+	must.Do(pg.Wait(g.Broadcast(ctx, pg.Slice(root), g.Size()-1)))
+	all := make([]int64, g.Size())
+	must.Do(pg.Wait(g.AllGatherIntoTensor(ctx, pg.Slice(all), pg.Slice([]int64{own}))))
 	if root[0] != all[g.Size()-1] {
 		return fmt.Errorf("broadcast gives %d, all_gather %v", root[0], all)
 	}
 	if n := g.Size(); n > 1 {
 		got := []int64{0}
-		t, err := tensor.Of(got, 1)
-		if err != nil {
-			return err
-		}
-		mine, err := tensor.Of([]int64{own}, 1)
-		if err != nil {
-			return err
-		}
+		t := must.Get(tensor.Of(got, 1))
+		mine := must.Get(tensor.Of([]int64{own}, 1))
 		o := backend.P2POptions{Tag: 5}
-		s, err := g.Send(ctx, mine, (g.Rank()+1)%n, o)
-		if err != nil {
-			return err
-		}
-		if err := wait(g.Recv(ctx, t, (g.Rank()+n-1)%n, o)); err != nil {
-			return err
-		}
-		if err := s.Wait(ctx); err != nil {
-			return err
-		}
+		s := must.Get(g.Send(ctx, mine, (g.Rank()+1)%n, pg.P2POptions{Tag: o.Tag, Timeout: o.Timeout}))
+		must.Do(wait(g.Recv(ctx, t, (g.Rank()+n-1)%n, pg.P2POptions{Tag: o.Tag, Timeout: o.Timeout})))
+		must.Do(s.Wait(ctx))
 		if got[0] != all[(g.Rank()+n-1)%n] {
 			return fmt.Errorf("rank %d received %d, want that of the rank before in %v", g.Rank(), got[0], all)
 		}
 	}
-	return wait(g.Barrier(ctx, backend.BarrierOptions{}))
+	return g.Barrier(ctx)
 }
 
 // TestReusedID: a process gets the rank, and so the id, of a member that has left. It is not taken for
@@ -315,19 +291,16 @@ func TestReusedID(t *testing.T) {
 	var wg sync.WaitGroup
 	for r := range 3 {
 		wg.Go(func() {
-			errs[r] = func() error {
+			errs[r] = func() (err error) {
+				defer must.Catch(&err)
 				g, err := pg.New(ctx, st, r, 3, o)
 				if err != nil {
 					return err
 				}
 				defer func() { g.Close() }()
-				if err := exchange(ctx, g, 0, r, []int{0, 1, 2}); err != nil {
-					return err
-				}
+				must.Do(exchange(ctx, g, 0, r, []int{0, 1, 2}))
 				if r == 2 {
-					if err := g.Close(); err != nil {
-						return err
-					}
+					must.Do(g.Close())
 					soon, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 					defer cancel()
 					_, err := pg.New(soon, st, 2, 3, o)
@@ -336,19 +309,15 @@ func TestReusedID(t *testing.T) {
 						return fmt.Errorf("want an error that names the missing ranks 0 and 1: %w", err)
 					}
 					close(again)
-					if g, err = pg.Join(ctx, st, o); err != nil {
-						return err
-					}
+					g = must.Get(pg.Join(ctx, st, o))
 					return exchange(ctx, g, 2, 3, []int{0, 1, 3})
 				}
-				v, err := g.Shrink(ctx, 2)
+				v, err := g.Reconfigure(ctx, pg.ReconfigureOptions{Min: 2, Max: 1})
 				if err != nil || !slices.Equal(v.IDs, []int{0, 1}) {
 					return fmt.Errorf("members %v: %w", v.IDs, err)
 				}
 				<-again
-				if err := exchange(ctx, g, 1, r, []int{0, 1}); err != nil {
-					return err
-				}
+				must.Do(exchange(ctx, g, 1, r, []int{0, 1}))
 				if v, err = g.Reconfigure(ctx, pg.ReconfigureOptions{Min: 3}); err != nil || !slices.Equal(v.IDs, []int{0, 1, 3}) {
 					return fmt.Errorf("members %v: %w", v.IDs, err)
 				}

@@ -16,8 +16,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/pg"
@@ -333,7 +333,7 @@ func (x *scheduleJob) start(wg *sync.WaitGroup) {
 func (a *process) live() (err error) {
 	o := pg.Options{
 		Timeout: scheduleTimeout, Backend: "cpu:" + gloo.Name, Elastic: a.x.elastic, Detail: a.x.detail,
-		BackendOptions: []backend.SpecificOptions{gloo.Options{Fabric: a}},
+		BackendOptions: pg.BackendOptions{gloo.Options{Fabric: a}},
 	}
 	join := func() error {
 		ctx, cancel := context.WithTimeout(a.x.ended, scheduleLimit)
@@ -373,7 +373,7 @@ func (a *process) live() (err error) {
 			return err
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), scheduleLimit)
-		v, err := a.g.Reconfigure(ctx, pg.ReconfigureOptions{Patience: 10 * time.Second})
+		v, err := a.g.Reconfigure(ctx, pg.ReconfigureOptions{Timeout: 10 * time.Second})
 		cancel()
 		switch {
 		case err == nil:
@@ -397,16 +397,15 @@ func (a *process) has(g *pg.ProcessGroup) {
 }
 
 // work runs operations of an epoch until one fails, or all have heard of a newcomer or of the end.
-func (a *process) work() error {
+func (a *process) work() (err error) {
+	defer must.Catch(&err)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	a.mu.Lock()
 	a.cancel = cancel
 	a.mu.Unlock()
-	names, err := pg.AllGatherSlice(ctx, a.g, []int64{a.name, a.epoch})
-	if err != nil {
-		return err
-	}
+	names := make([]int64, 2*a.g.Size())
+	must.Do(pg.Wait(a.g.AllGatherIntoTensor(ctx, pg.Slice(names), pg.Slice([]int64{a.name, a.epoch}))))
 	a.who = nil
 	for r := range a.g.Size() {
 		a.who = append(a.who, names[2*r])
@@ -419,9 +418,7 @@ func (a *process) work() error {
 	a.x.views[a.epoch] = a.who
 	a.x.mu.Unlock()
 	for a.step = 0; ; a.step++ {
-		if err := a.operation(ctx); err != nil {
-			return err
-		}
+		must.Do(a.operation(ctx))
 		flags := []int64{1, 0, 0}
 		if a.x.ended.Err() != nil {
 			flags[1] = 1
@@ -432,9 +429,7 @@ func (a *process) work() error {
 			}
 			flags[2] = int64(n)
 		}
-		if err := pg.AllReduceSlice(ctx, a.g, flags, backend.Sum()); err != nil {
-			return err
-		}
+		must.Do(pg.Wait(a.g.AllReduce(ctx, pg.Slice(flags), pg.Sum())))
 		switch {
 		case flags[0] != int64(len(a.who)):
 			a.x.problem("process %d, epoch %d: %v add up to %d", a.name, a.epoch, a.who, flags[0])
@@ -466,7 +461,8 @@ func (a *process) sum(i int) (sum int64) {
 }
 
 // operation runs the operation of this step, and checks its result.
-func (a *process) operation(ctx context.Context) error {
+func (a *process) operation(ctx context.Context) (err error) {
+	defer must.Catch(&err)
 	me, size, n := a.g.Rank(), a.g.Size(), 1+a.step%5
 	own := func(n int) []int64 {
 		v := make([]int64, n)
@@ -486,54 +482,33 @@ func (a *process) operation(ctx context.Context) error {
 	switch a.step % 6 {
 	case 0:
 		v := own(n)
-		if err := pg.AllReduceSlice(ctx, a.g, v, backend.Sum()); err != nil {
-			return err
-		}
+		must.Do(pg.Wait(a.g.AllReduce(ctx, pg.Slice(v), pg.Sum())))
 		check(v, a.sum)
 	case 1:
 		root, v := a.step%size, own(n)
-		if err := pg.BroadcastSlice(ctx, a.g, v, root); err != nil {
-			return err
-		}
+		must.Do(pg.Wait(a.g.Broadcast(ctx, pg.Slice(v), root)))
 		check(v, func(i int) int64 { return a.value(a.who[root], i) })
 	case 2:
-		v, err := pg.AllGatherSlice(ctx, a.g, own(n))
-		if err != nil {
-			return err
-		}
+		v := make([]int64, n*size)
+		must.Do(pg.Wait(a.g.AllGatherIntoTensor(ctx, pg.Slice(v), pg.Slice(own(n)))))
 		check(v, func(i int) int64 { return a.value(a.who[i/n], i%n) })
 	case 3:
-		v, err := pg.ReduceScatterSlice(ctx, a.g, own(n*size), backend.Sum())
-		if err != nil {
-			return err
-		}
+		v := make([]int64, n)
+		must.Do(pg.Wait(a.g.ReduceScatterTensor(ctx, pg.Slice(v), pg.Slice(own(n*size)), pg.Sum())))
 		check(v, func(i int) int64 { return a.sum(me*n + i) })
 	case 4:
 		if size == 1 {
 			return nil
 		}
 		got, from := make([]int64, n), (me+size-1)%size
-		out, err := tensor.Of(own(n), n)
-		if err != nil {
-			return err
-		}
-		in, err := tensor.Of(got, n)
-		if err != nil {
-			return err
-		}
-		sent, err := a.g.Send(ctx, out, (me+1)%size, backend.P2POptions{})
-		if err != nil {
-			return err
-		}
-		if err := wait(a.g.Recv(ctx, in, from, backend.P2POptions{})); err != nil {
-			return err
-		}
-		if err := sent.Wait(ctx); err != nil {
-			return err
-		}
+		out := must.Get(tensor.Of(own(n), n))
+		in := must.Get(tensor.Of(got, n))
+		sent := must.Get(a.g.Send(ctx, out, (me+1)%size))
+		must.Do(wait(a.g.Recv(ctx, in, from)))
+		must.Do(sent.Wait(ctx))
 		check(got, func(i int) int64 { return a.value(a.who[from], i) })
 	case 5:
-		return wait(a.g.Barrier(ctx, backend.BarrierOptions{}))
+		return a.g.Barrier(ctx)
 	}
 	return nil
 }

@@ -126,6 +126,9 @@ func (h *heardStore) ListKeys(ctx context.Context) ([]string, error) {
 
 // What a store may have besides is that of the inner one, and nobody is told of it.
 
+// Unwrap returns the store.
+func (h *heardStore) Unwrap() store.Store { return h.Store }
+
 func (h *heardStore) SetWill(ctx context.Context, key string, expected, desired []byte) error {
 	return store.SetWill(ctx, h.Store, key, expected, desired)
 }
@@ -135,7 +138,5 @@ func (h *heardStore) DropWill(ctx context.Context, key string) error {
 }
 
 func (h *heardStore) Kept(ctx context.Context) error { return store.Kept(ctx, h.Store) }
-
-func (h *heardStore) Dialect() store.Dialect { return store.DialectOf(h.Store) }
 
 func (h *heardStore) LocalAddr() netip.Addr { return store.LocalAddrOf(h.Store) }

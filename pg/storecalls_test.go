@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/storetest"
 	"github.com/c10d-go/c10d/trace"
@@ -73,7 +74,7 @@ func TestHeardStore(t *testing.T) {
 func TestStoreCalls(t *testing.T) {
 	st := store.NewHash()
 	defer st.Close()
-	require.Same(t, store.Store(st), heard(st, trace.New(trace.Options{})))
+	require.Same(t, store.Store(st), heard(st, trace.New()))
 	require.Same(t, store.Store(st), heard(st, trace.Off))
 	e := newEar()
 	var groups [2]*ProcessGroup
@@ -101,10 +102,9 @@ func TestStoreCalls(t *testing.T) {
 	require.Equal(t, 1, appended)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := groups[0].Store().QueuePop(ctx, "missing", true)
-	require.Error(t, err)
+	require.Error(t, must.Err(groups[0].Store().QueuePop(ctx, "missing", true)))
 	_, failed := e.heardOf("queue_pop")
 	require.Equal(t, 1, failed)
 	require.Equal(t, store.LocalAddrOf(st), store.LocalAddrOf(heard(st, recorderFor(e))))
-	require.Equal(t, store.DialectOf(st), store.DialectOf(heard(st, recorderFor(e))))
+	require.True(t, store.IsTorch1(heard(torch1Store{st}, recorderFor(e))))
 }

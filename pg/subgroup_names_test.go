@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/internal/waiting/waitingtest"
 	"github.com/c10d-go/c10d/pg"
@@ -56,9 +56,10 @@ const onRank = ` on rank 0 (global rank 1) of group "1" (evaluation): `
 // by their numbers in both groups.
 func TestSubgroupNames(t *testing.T) {
 	sum := func(sub *pg.ProcessGroup, n int) error {
-		return pg.AllReduceSlice(t.Context(), sub, make([]float32, n), backend.Sum())
+		return pg.Wait(sub.AllReduce(t.Context(), pg.Slice(make([]float32, n)), pg.Sum()))
 	}
 	t.Run("late", func(t *testing.T) {
+		t.Parallel()
 		var left sync.WaitGroup
 		left.Add(2)
 		errs, logs := evaluation(t, nil, func(_ *pgtest.Job, g, sub *pg.ProcessGroup) error {
@@ -70,7 +71,7 @@ func TestSubgroupNames(t *testing.T) {
 				return nil
 			}
 			defer left.Done()
-			return sub.MonitoredBarrier(t.Context(), backend.MonitoredBarrierOptions{Timeout: 5 * time.Second})
+			return sub.MonitoredBarrier(t.Context(), pg.CallOptions{Timeout: 5 * time.Second})
 		})
 		require.ErrorContains(t, errs[1], onRank+"rank 2 (global rank 3) did not take part in time")
 		require.Contains(t, logs[1].String(), "waits for rank 2 (global rank 3)")
@@ -107,11 +108,9 @@ func TestSubgroupNames(t *testing.T) {
 			case 0:
 				return nil
 			case 3:
-				_, err := pg.AllGatherObject(t.Context(), sub, "three", pg.JSON[string]{})
-				return err
+				return must.Err(pg.AllGatherObject(t.Context(), sub, "three"))
 			}
-			_, err := pg.AllGatherObject(t.Context(), sub, g.Rank(), pg.JSON[int]{})
-			return err
+			return must.Err(pg.AllGatherObject(t.Context(), sub, g.Rank()))
 		})
 		require.ErrorContains(t, errs[1], `pg: AllGatherObject: object of rank 2 (global rank 3) of group "1" (evaluation): json: `)
 		require.ErrorContains(t, errs[3], `pg: AllGatherObject: object of rank 0 (global rank 1) of group "1" (evaluation): json: `)
@@ -133,6 +132,7 @@ func TestSubgroupNames(t *testing.T) {
 		require.NotContains(t, errs[1].Error(), "rank 3 (global", errs[1].Error())
 	})
 	t.Run("never made", func(t *testing.T) {
+		t.Parallel()
 		j := pgtest.NewJob(3)
 		defer j.Close()
 		errs, logs := make([]error, 3), make([]waitingtest.Log, 3)

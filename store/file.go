@@ -92,7 +92,8 @@ type File struct {
 
 	turn  chan struct{} // held by the goroutine whose operation is under way, guards:
 	cache map[string][]byte
-	pos   int64 // how much of the file cache reflects
+	pos   int64     // how much of the file cache reflects
+	read  time.Time // when that was so
 }
 
 // NewFile opens the store in the file at path and creates a missing file. The keys of earlier
@@ -427,12 +428,34 @@ func (f *File) once(ctx context.Context, exclusive bool, work func(*os.File) err
 	if err := f.refresh(ctx, file); err != nil {
 		return err
 	}
+	f.read = time.Now()
 	return work(file)
 }
 
 // view runs look on the current data.
 func (f *File) view(ctx context.Context, look func()) error {
 	return f.locked(ctx, false, func(*os.File) error { look(); return nil })
+}
+
+// viewAgain is view for a call that waits. Several waiting calls share a look at the file: what another one has read in the
+// last half of filePoll is new enough.
+func (f *File) viewAgain(ctx context.Context, look func()) error {
+	select {
+	case f.turn <- struct{}{}:
+	case <-f.closed:
+		return ErrClosed
+	case <-ctx.Done():
+		return WaitErr(ctx)
+	}
+	recent := time.Since(f.read) < filePoll/2 && !f.isClosed()
+	if recent {
+		look()
+	}
+	<-f.turn
+	if recent {
+		return nil
+	}
+	return f.view(ctx, look)
 }
 
 // change writes the records that edit returns, as one change.
@@ -463,9 +486,9 @@ func (f *File) await(ctx context.Context, op string, keys []string) ([][]byte, e
 	ctx, cancel := WithTimeout(ctx, f.Timeout())
 	defer cancel()
 	missing := keys
-	for {
+	for view := f.view; ; view = f.viewAgain {
 		var values [][]byte
-		err := f.view(ctx, func() { values, missing = f.lookUp(keys) })
+		err := view(ctx, func() { values, missing = f.lookUp(keys) })
 		if err == nil && len(missing) == 0 {
 			return values, nil
 		}

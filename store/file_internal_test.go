@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // FuzzReadRecord checks that whatever is read was there: the records of a file
@@ -73,9 +75,7 @@ func TestFilesThatAreNoStore(t *testing.T) {
 			_, err := NewFile(path, 1)
 			require.ErrorContains(t, err, test.want)
 			require.ErrorContains(t, err, path)
-			left, err := os.ReadFile(path)
-			require.NoError(t, err)
-			require.Equal(t, test.text, string(left), "the file was changed")
+			require.Equal(t, test.text, string(must.Get(os.ReadFile(path))), "the file was changed")
 		})
 	}
 }
@@ -87,8 +87,7 @@ func TestFileRecordCompletedLate(t *testing.T) {
 	file, err := os.OpenFile(f.path, os.O_WRONLY|os.O_APPEND, 0)
 	require.NoError(t, err)
 	defer file.Close()
-	_, err = file.Write(rec[:7])
-	require.NoError(t, err)
+	must.Get(file.Write(rec[:7]))
 
 	got := make(chan string, 1)
 	go func() {
@@ -99,60 +98,48 @@ func TestFileRecordCompletedLate(t *testing.T) {
 		}
 	}()
 	time.Sleep(settle)
-	_, err = file.Write(rec[7:])
-	require.NoError(t, err)
-	require.Equal(t, "value", within(t, "Get", got))
+	must.Get(file.Write(rec[7:]))
+	require.Equal(t, "value", must.Receive(t, "Get", got))
 }
 
 // patience bounds what the tests wait for.
 const patience = 20 * time.Second
 
-// within returns what c delivers, and fails the test if that takes too long.
-func within[T any](t *testing.T, what string, c <-chan T) (v T) {
-	t.Helper()
-	select {
-	case v = <-c:
-	case <-time.After(patience):
-		require.FailNow(t, what+" does not return")
-	}
-	return v
-}
-
 func TestFileLockHeldByAnother(t *testing.T) {
 	f := newTestFile(t)
-	other, err := os.Open(f.path)
-	require.NoError(t, err)
+	other := must.Get(os.Open(f.path))
 	defer other.Close()
-	locked, err := flock(other, true)
-	require.NoError(t, err)
-	require.True(t, locked)
+	require.True(t, must.Get(flock(other, true)))
 
 	ctx, cancel := context.WithCancelCause(t.Context())
 	waiting := make(chan error, 1)
 	go func() { waiting <- f.Set(ctx, "k", nil) }()
-	require.Eventually(t, func() bool { return len(f.turn) == 1 }, patience, time.Millisecond)
+	waits := func() {
+		t.Helper()
+		require.Eventually(t, func() bool { return len(f.turn) == 1 }, patience, time.Millisecond)
+	}
+	waits()
 	cancel(ErrTimeout)
-	err = within(t, "Set, which waits for the lock", waiting)
+	err := must.Receive(t, "Set, which waits for the lock", waiting)
 	require.ErrorIs(t, err, ErrTimeout)
 	require.ErrorContains(t, err, "lock")
 	f.SetTimeout(settle)
-	_, err = f.Check(t.Context(), "k")
-	require.ErrorIs(t, err, ErrTimeout)
+	require.ErrorIs(t, must.Err(f.Check(t.Context(), "k")), ErrTimeout)
 
 	f.SetTimeout(-1)
 	ctx, cancel = context.WithCancelCause(t.Context())
 	cancelled, ended := make(chan error, 1), make(chan error, 1)
 	go func() { cancelled <- f.Set(ctx, "k", nil) }()
-	time.Sleep(settle)
+	waits()
 	cancel(nil)
-	require.ErrorIs(t, within(t, "Set, which was cancelled", cancelled), context.Canceled)
+	require.ErrorIs(t, must.Receive(t, "Set, which was cancelled", cancelled), context.Canceled)
 
 	go func() { ended <- f.Set(t.Context(), "k", nil) }()
-	time.Sleep(settle)
+	waits()
 	closed := make(chan error, 1)
 	go func() { closed <- f.Close() }()
-	require.ErrorIs(t, within(t, "Set of a store that closes", ended), ErrClosed)
+	require.ErrorIs(t, must.Receive(t, "Set of a store that closes", ended), ErrClosed)
 	require.NoError(t, other.Close())
-	require.NoError(t, within(t, "Close", closed))
+	require.NoError(t, must.Receive(t, "Close", closed))
 	require.NoFileExists(t, f.path)
 }

@@ -17,6 +17,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/torchtest"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/storetest"
 )
@@ -33,8 +35,7 @@ func needFileLocks(t testing.TB) {
 
 func openFile(t testing.TB, path string, worldSize int) *store.File {
 	t.Helper()
-	s, err := store.NewFile(path, worldSize)
-	require.NoError(t, err)
+	s := must.Get(store.NewFile(path, worldSize))
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -109,8 +110,7 @@ func TestFileBytes(t *testing.T) {
 			"\x08\x00\x00\x00cleanup/\x01\x00\x00\x001\x09\x00\x00\x00refcount/\x01\x00\x00\x001"},
 	} {
 		require.NoError(t, step.do(), step.name)
-		all, err := os.ReadFile(path)
-		require.NoError(t, err)
+		all := must.Get(os.ReadFile(path))
 		require.Equal(t, step.want, string(all[read:]), step.name)
 		read = len(all)
 	}
@@ -150,8 +150,7 @@ func TestFileOwner(t *testing.T) {
 	needFileLocks(t)
 	own := filepath.Join(t.TempDir(), "store")
 	openFile(t, own, 0)
-	info, err := os.Stat(own)
-	require.NoError(t, err)
+	info := must.Get(os.Stat(own))
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 	before, err := os.ReadFile(own)
 	require.NoError(t, err)
@@ -199,9 +198,7 @@ func TestFileOwner(t *testing.T) {
 			if info, err := os.Stat(path); err == nil && c.theirs {
 				require.Zero(t, info.Size())
 			}
-			after, err := os.ReadFile(own)
-			require.NoError(t, err)
-			require.Equal(t, before, after)
+			require.Equal(t, before, must.Get(os.ReadFile(own)))
 			require.NoFileExists(t, own+"-new")
 		})
 	}
@@ -230,13 +227,11 @@ func TestFileDamage(t *testing.T) {
 			appendTo(t, path, test.tail)
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			_, err := s.Get(t.Context(), "k")
-			require.ErrorContains(t, err, test.want)
+			require.ErrorContains(t, must.Err(s.Get(t.Context(), "k")), test.want)
 			require.ErrorContains(t, s.Set(t.Context(), "other", nil), test.want)
 			runtime.ReadMemStats(&after)
 			require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(512<<20), "the announced length was believed")
-			data, err := os.ReadFile(path)
-			require.NoError(t, err)
+			data := must.Get(os.ReadFile(path))
 			require.True(t, strings.HasSuffix(string(data), test.tail), "nothing is written behind damage")
 			require.ErrorContains(t, s.Close(), test.want)
 		})
@@ -250,19 +245,16 @@ func TestFileDamage(t *testing.T) {
 
 func appendTo(t testing.TB, path, data string) {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
-	require.NoError(t, err)
+	f := must.Get(os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0))
 	defer f.Close()
-	_, err = f.WriteString(data)
-	require.NoError(t, err)
+	must.Get(f.WriteString(data))
 }
 
 func TestFileKeepsCounterError(t *testing.T) {
 	needFileLocks(t)
 	path := filepath.Join(t.TempDir(), "store")
 	require.NoError(t, os.WriteFile(path, []byte("\x09\x00\x00\x00refcount/\x01\x00\x00\x00x"), 0o644))
-	_, err := store.NewFile(path, 1)
-	require.ErrorIs(t, err, store.ErrNotNumber)
+	require.ErrorIs(t, must.Err(store.NewFile(path, 1)), store.ErrNotNumber)
 }
 
 // torchFileStore joins a file store, takes part in what the test does, says so
@@ -286,20 +278,9 @@ print("left", flush=True)
 `
 
 // torchPython returns the Python interpreter that has PyTorch.
-func torchPython(t *testing.T) string {
-	const python = "/usr/bin/python3"
-	if out, err := exec.Command(python, "-c", "import torch.distributed").CombinedOutput(); err != nil {
-		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
-			require.NoError(t, err, "C10D_REQUIRE_SERVICES is set: %s", out)
-		}
-		t.Skipf("needs PyTorch in %s: %v", python, err)
-	}
-	return python
-}
-
 func TestFileWithPyTorch(t *testing.T) {
 	needFileLocks(t)
-	python := torchPython(t)
+	torchtest.Need(t)
 	for _, last := range []string{"go", "python"} {
 		t.Run(last+" leaves last", func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -310,12 +291,10 @@ func TestFileWithPyTorch(t *testing.T) {
 			say := make([]func(), 2)
 			hear := make([]func() string, 2)
 			for i, me := range []string{"a", "b"} {
-				cmd := exec.CommandContext(ctx, python, "-c", torchFileStore, path, "3", me)
+				cmd := torchtest.Command(ctx, t, "-c", torchFileStore, path, "3", me)
 				cmd.Stderr = os.Stderr
-				in, err := cmd.StdinPipe()
-				require.NoError(t, err)
-				out, err := cmd.StdoutPipe()
-				require.NoError(t, err)
+				in := must.Get(cmd.StdinPipe())
+				out := must.Get(cmd.StdoutPipe())
 				require.NoError(t, cmd.Start())
 				t.Cleanup(func() { in.Close(); cmd.Wait() })
 				lines := bufio.NewReader(out)
@@ -324,21 +303,17 @@ func TestFileWithPyTorch(t *testing.T) {
 				require.NoError(t, s.Set(ctx, "doomed "+me, []byte("x")))
 			}
 
-			values, err := s.MultiGet(ctx, []string{"from a", "from b"})
-			require.NoError(t, err)
+			values := must.Get(s.MultiGet(ctx, []string{"from a", "from b"}))
 			require.Equal(t, []string{"value of a", "value of b"}, []string{string(values[0]), string(values[1])})
 			require.NoError(t, s.Set(ctx, "go", []byte("\x00\xffgo")))
 			for range 200 {
-				_, err := s.Add(ctx, "n", 1)
-				require.NoError(t, err)
+				must.Get(s.Add(ctx, "n", 1))
 			}
 			require.Equal(t, "ready", hear[0]())
 			require.Equal(t, "ready", hear[1]())
-			n, err := s.Get(ctx, "n")
-			require.NoError(t, err)
+			n := must.Get(s.Get(ctx, "n"))
 			require.Equal(t, "600", string(n))
-			keys, err := s.ListKeys(ctx)
-			require.NoError(t, err)
+			keys := must.Get(s.ListKeys(ctx))
 			require.ElementsMatch(t, []string{"from a", "from b", "arrived", "go", "n", "empty", "c a", "c b"}, keys)
 
 			say[0]()

@@ -19,7 +19,7 @@ import (
 // name keys as inner knows them.
 //
 // Close ends the calls of the view and leaves inner open, because other views
-// share it. The view has a dialect, a LocalAddr and wills, and can be cloned, if inner does; a clone
+// share it. The view has a LocalAddr and wills, and can be cloned, if inner does; a clone
 // owns the connection it was given, and its Close closes that.
 func Prefix(prefix string, inner Store) Store {
 	return newPrefix(prefix, inner, false)
@@ -90,8 +90,6 @@ func (p *prefixed) writes(keys ...string) []string {
 	}
 	return joined
 }
-
-func (p *prefixed) Dialect() Dialect { return DialectOf(p.inner) }
 
 func (p *prefixed) LocalAddr() netip.Addr { return LocalAddrOf(p.inner) }
 
@@ -228,4 +226,26 @@ func (p *prefixed) Close() error {
 		return p.inner.Close()
 	}
 	return nil
+}
+
+// Root returns the store under all views of s, which may be nil.
+func Root(s Store) Store {
+	for {
+		switch v := s.(type) {
+		case interface{ view() *prefixed }:
+			s = v.view().inner
+		case interface{ Unwrap() Store }:
+			s = v.Unwrap()
+		default:
+			return s
+		}
+	}
+}
+
+// Unnoted returns the view s without what Note has set: nobody deletes keys that are written by it.
+func Unnoted(s Store) Store {
+	if v, ok := s.(interface{ view() *prefixed }); ok {
+		return newPrefix(strings.TrimSuffix(v.view().prefix, "/"), v.view().inner, false)
+	}
+	return s
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -17,11 +18,8 @@ func TestLookup(t *testing.T) {
 
 	open := func(context.Context, string, store.OpenOptions) (store.Store, error) { return store.NewHash(), nil }
 	store.Register("lookup", open)
-	got, err := store.Lookup("lookup")
-	require.NoError(t, err)
-	st, err := got(t.Context(), "lookup://h", store.OpenOptions{})
-	require.NoError(t, err)
-	require.NoError(t, st.Close())
+	got := must.Get(store.Lookup("lookup"))
+	require.NoError(t, must.Get(got(t.Context(), "lookup://h", store.OpenOptions{})).Close())
 	require.PanicsWithValue(t, "store: Register called twice for scheme lookup", func() { store.Register("lookup", open) })
 	require.Panics(t, func() { store.Register("", open) })
 	require.Panics(t, func() { store.Register("nil", nil) })

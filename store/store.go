@@ -136,40 +136,6 @@ func Kept(ctx context.Context, s Store) error {
 	return nil
 }
 
-// Dialect tells which generation of PyTorch a store serves. Process groups use
-// it to choose between Gloo's rendezvous forms.
-type Dialect int
-
-const (
-	// DialectUnknown: the store cannot tell.
-	DialectUnknown Dialect = iota
-	// DialectV1 is PyTorch up to 2.0: no handshake, queries numbered from 0.
-	DialectV1
-	// DialectV2 is PyTorch from 2.2 on.
-	DialectV2
-)
-
-func (d Dialect) String() string {
-	switch d {
-	case DialectV1:
-		return "v1 (PyTorch up to 2.0)"
-	case DialectV2:
-		return "v2 (PyTorch 2.2 and later)"
-	}
-	return "unknown"
-}
-
-// Dialecter is a store that knows its dialect.
-type Dialecter interface{ Dialect() Dialect }
-
-// DialectOf returns the dialect of s, or DialectUnknown.
-func DialectOf(s Store) Dialect {
-	if d, ok := s.(Dialecter); ok {
-		return d.Dialect()
-	}
-	return DialectUnknown
-}
-
 // LocalAddresser is a store that knows this host's address on the connection to it. Ranks listen
 // there for each other unless options say otherwise.
 type LocalAddresser interface {

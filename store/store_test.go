@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/storetest"
 )
@@ -61,12 +62,8 @@ func TestPrefixNames(t *testing.T) {
 	s := store.Prefix("cpu/", store.Prefix("0/", inner))
 	require.NoError(t, s.Set(ctx, "rank_0", []byte("x")))
 	require.NoError(t, s.QueuePush(ctx, "q", []byte("x")))
-	keys, err := inner.ListKeys(ctx)
-	require.NoError(t, err)
-	require.Equal(t, []string{"0//cpu//rank_0"}, keys)
-	n, err := inner.QueueLen(ctx, "0//cpu//q")
-	require.NoError(t, err)
-	require.EqualValues(t, 1, n)
+	require.Equal(t, []string{"0//cpu//rank_0"}, must.Get(inner.ListKeys(ctx)))
+	require.EqualValues(t, 1, must.Get(inner.QueueLen(ctx, "0//cpu//q")))
 
 	s.SetTimeout(time.Minute)
 	require.Equal(t, time.Minute, inner.Timeout())
@@ -92,27 +89,32 @@ func TestPrefixOfPrefix(t *testing.T) {
 	require.InDelta(t, allocs(store.Prefix("a", inner)), allocs(c), 0.5)
 }
 
-type withDialect struct{ store.Store }
+type torch1 struct{ store.Store }
 
-func (withDialect) Dialect() store.Dialect { return store.DialectV1 }
+func (torch1) IsTorch1() bool { return true }
 
 func TestPrefixPassesAbilities(t *testing.T) {
 	inner := store.NewHash()
-	require.Equal(t, store.DialectUnknown, store.DialectOf(store.Prefix("a", inner)))
-	p := store.Prefix("a", withDialect{inner})
-	require.Equal(t, store.DialectV1, store.DialectOf(p))
+	p := store.Prefix("a", torch1{inner})
 	_, can := p.(store.Cloner)
 	require.False(t, can, "the inner store hides Clone")
 
 	require.False(t, store.LocalAddrOf(p).IsValid())
 	require.True(t, store.LocalAddrOf(store.Prefix("b", store.Prefix("a", inner))).IsLoopback())
 
-	clone, err := store.Prefix("a", inner).(store.Cloner).Clone(t.Context())
-	require.NoError(t, err)
+	clone := must.Get(store.Prefix("a", inner).(store.Cloner).Clone(t.Context()))
 	require.NoError(t, clone.Set(t.Context(), "k", nil))
 	require.NoError(t, inner.Wait(t.Context(), "a/k"))
 	require.NoError(t, clone.Close())
 	require.NoError(t, inner.Set(t.Context(), "k", nil))
+}
+
+func TestTorch1(t *testing.T) {
+	inner := store.NewHash()
+	defer inner.Close()
+	require.False(t, store.IsTorch1(inner))
+	require.False(t, store.IsTorch1(store.Prefix("a", inner)))
+	require.True(t, store.IsTorch1(store.Prefix("b", store.Prefix("a", torch1{inner}))))
 }
 
 func TestLocalAddrFor(t *testing.T) {
@@ -138,15 +140,13 @@ func TestHashClonesAreIndependent(t *testing.T) {
 	ctx := t.Context()
 	s := store.NewHash()
 	s.SetTimeout(time.Hour)
-	c, err := s.Clone(ctx)
-	require.NoError(t, err)
+	c := must.Get(s.Clone(ctx))
 	require.Equal(t, time.Hour, c.Timeout())
 	c.SetTimeout(time.Minute)
 	require.Equal(t, time.Hour, s.Timeout())
 	require.NoError(t, s.Close())
 	require.NoError(t, c.Set(ctx, "k", nil))
-	_, err = s.Clone(ctx)
-	require.ErrorIs(t, err, store.ErrClosed)
+	require.ErrorIs(t, must.Err(s.Clone(ctx)), store.ErrClosed)
 }
 
 func TestBarrierErrors(t *testing.T) {
@@ -170,8 +170,7 @@ func TestErrorText(t *testing.T) {
 	keys := strings.Split("abcdefghij", "")
 	err := error(&store.Error{Store: "hash", Op: "wait", Keys: keys, After: 1500 * time.Millisecond, Err: store.ErrTimeout})
 	require.EqualError(t, err, `store: hash: wait "a" "b" "c" "d" "e" "f" "g" "h" and 2 more: timed out after 1.5s`)
-	var n net.Error
-	require.ErrorAs(t, err, &n)
+	n := must.As[net.Error](t, err)
 	require.True(t, n.Timeout())
 	err = &store.Error{Store: "hash", Op: "wait", Err: context.DeadlineExceeded}
 	require.ErrorIs(t, err, store.ErrTimeout)
@@ -201,8 +200,7 @@ func TestFallbacks(t *testing.T) {
 		New: func(*testing.T) store.Store { return basic{store.NewHash()} },
 		No:  noWills,
 		Peer: func(t *testing.T, s store.Store) store.Store {
-			c, err := s.(basic).Store.(store.Cloner).Clone(t.Context())
-			require.NoError(t, err)
+			c := must.Get(s.(basic).Store.(store.Cloner).Clone(t.Context()))
 			return basic{c}
 		},
 	})
@@ -214,9 +212,7 @@ func TestAppendFallbackKnowsItsProbe(t *testing.T) {
 	for _, start := range []string{"\x00c10d append", "x", ""} {
 		require.NoError(t, s.Set(ctx, "k", []byte(start)))
 		require.NoError(t, store.AppendByCompareSet(ctx, s, "k", []byte("x")))
-		got, err := s.Get(ctx, "k")
-		require.NoError(t, err)
-		require.Equal(t, start+"x", string(got))
+		require.Equal(t, start+"x", string(must.Get(s.Get(ctx, "k"))))
 	}
 }
 
@@ -227,10 +223,8 @@ func (o once) Clone(context.Context) (store.Store, error) { return struct{ store
 
 func TestPrefixOfAStoreWhoseCloneHasNone(t *testing.T) {
 	h := store.NewHash()
-	c, err := store.Prefix("a", once{h}).(store.Cloner).Clone(t.Context())
-	require.NoError(t, err)
+	c := must.Get(store.Prefix("a", once{h}).(store.Cloner).Clone(t.Context()))
 	require.NoError(t, c.Set(t.Context(), "k", []byte("v")))
-	v, err := h.Get(t.Context(), "a/k")
-	require.NoError(t, err)
+	v := must.Get(h.Get(t.Context(), "a/k"))
 	require.Equal(t, "v", string(v))
 }

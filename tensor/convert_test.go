@@ -3,16 +3,15 @@ package tensor_test
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
-	"os/exec"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/testsize"
+	"github.com/c10d-go/c10d/internal/torchtest"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -133,10 +132,7 @@ func TestNarrowFloatsRoundTrip(t *testing.T) {
 func TestNarrowFloatsRound(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	n := 1_000_000
-	if testing.Short() {
-		n = 50_000
-	}
+	n := testsize.Of(50_000, 200_000, 1_000_000)
 	for _, f := range formats {
 		t.Run(f.name, func(t *testing.T) {
 			values := make([]float64, 1<<f.bits())
@@ -185,23 +181,9 @@ func TestNarrowFloatsRound(t *testing.T) {
 	}
 }
 
-// python returns a command that runs PyTorch, or skips the test.
-func python(t *testing.T, script string) *exec.Cmd {
-	t.Helper()
-	const path = "/usr/bin/python3"
-	if out, err := exec.Command(path, "-c", "import torch").CombinedOutput(); err != nil {
-		reason := fmt.Sprintf("needs %s with PyTorch: %v %s", path, err, out)
-		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
-			t.Fatal(reason)
-		}
-		t.Skip(reason)
-	}
-	return exec.Command(path, "-c", script)
-}
-
 func runPython(t *testing.T, script string, in []byte) []byte {
 	t.Helper()
-	cmd := python(t, script)
+	cmd := torchtest.Command(t.Context(), t, "-c", script)
 	var stderr bytes.Buffer
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(in), &stderr
 	out, err := cmd.Output()

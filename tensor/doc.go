@@ -8,7 +8,7 @@
 //	grad := make([]float32, 12)
 //	t, err := tensor.Of(grad, 3, 4) // no copy
 //	...
-//	w, err := group.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{})
+//	w, err := group.AllReduce(ctx, t, pg.Sum())
 //	...
 //	err = w.Wait(ctx) // grad holds the sum
 //

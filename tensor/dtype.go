@@ -84,7 +84,11 @@ func ParseDType(name string) (DType, error) {
 			return d, nil
 		}
 	}
-	return Invalid, fmt.Errorf("tensor: unknown dtype %q", name)
+	var known []string
+	for d := Invalid + 1; d < numDTypes; d++ {
+		known = append(known, dtypeInfo[d].name)
+	}
+	return Invalid, fmt.Errorf("tensor: unknown dtype %q (known: %s)", name, strings.Join(known, ", "))
 }
 
 // String returns PyTorch's name of the type.

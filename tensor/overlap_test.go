@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	musts "github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -52,13 +53,9 @@ func TestOverlaps(t *testing.T) {
 	whole := func(d tensor.DType, device bool) *tensor.Tensor {
 		n := len(bytes) / d.Size()
 		if device {
-			all, err := tensor.OnDevice(d, placed{1 << 40, len(bytes)}, n)
-			require.NoError(t, err)
-			return all
+			return musts.Get(tensor.OnDevice(d, placed{1 << 40, len(bytes)}, n))
 		}
-		all, err := tensor.FromBytes(d, bytes, n)
-		require.NoError(t, err)
-		return all
+		return musts.Get(tensor.FromBytes(d, bytes, n))
 	}
 	dtypes := []tensor.DType{tensor.Uint8, tensor.Float16, tensor.Float32, tensor.Float64}
 	apart, shared := 0, 0
@@ -110,12 +107,9 @@ func TestOverlapsOfLargeViews(t *testing.T) {
 	if strconv.IntSize < 64 {
 		t.Skip("a tensor of 1 GiB does not fit a program of 32 bits")
 	}
-	all, err := tensor.OnDevice(tensor.Float32, placed{1 << 40, 1 << 30}, 1<<28)
-	require.NoError(t, err)
+	all := musts.Get(tensor.OnDevice(tensor.Float32, placed{1 << 40, 1 << 30}, 1<<28))
 	view := func(shape, strides []int, offset int) *tensor.Tensor {
-		v, err := all.AsStrided(shape, strides, offset)
-		require.NoError(t, err)
-		return v
+		return musts.Get(all.AsStrided(shape, strides, offset))
 	}
 	const rows, columns = 1 << 18, 1 << 10
 	column := func(i int) *tensor.Tensor { return view([]int{rows}, []int{columns}, i) }
@@ -140,8 +134,7 @@ func TestOverlapsOfLargeViews(t *testing.T) {
 		require.Equal(t, c.want, c.b.Overlaps(c.a), c.name)
 		require.Zero(t, testing.AllocsPerRun(10, func() { c.a.Overlaps(c.b) }), c.name)
 	}
-	other, err := tensor.OnDevice(tensor.Float32, unplaced{16}, 4)
-	require.NoError(t, err)
+	other := musts.Get(tensor.OnDevice(tensor.Float32, unplaced{16}, 4))
 	require.False(t, other.Overlaps(other), "memory without addresses")
 }
 

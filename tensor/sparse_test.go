@@ -13,35 +13,28 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	musts "github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
 func of[T tensor.Element](t testing.TB, data []T, shape ...int) *tensor.Tensor {
 	t.Helper()
-	x, err := tensor.Of(data, shape...)
-	require.NoError(t, err)
-	return x
+	return musts.Get(tensor.Of(data, shape...))
 }
 
 func data[T tensor.Element](t testing.TB, x *tensor.Tensor) []T {
 	t.Helper()
-	d, err := tensor.Data[T](x)
-	require.NoError(t, err)
-	return d
+	return musts.Get(tensor.Data[T](x))
 }
 
 func sparse(t testing.TB, indices, values *tensor.Tensor, shape ...int) *tensor.Tensor {
 	t.Helper()
-	s, err := tensor.Sparse(indices, values, shape...)
-	require.NoError(t, err)
-	return s
+	return musts.Get(tensor.Sparse(indices, values, shape...))
 }
 
 func equal(t testing.TB, a, b *tensor.Tensor) {
 	t.Helper()
-	same, err := a.Equal(b)
-	require.NoError(t, err)
-	require.Truef(t, same, "%+v\n%+v", a, b)
+	require.Truef(t, musts.Get(a.Equal(b)), "%+v\n%+v", a, b)
 }
 
 func TestCoalesce(t *testing.T) {
@@ -75,8 +68,7 @@ func TestCoalesce(t *testing.T) {
 			s := sparse(t, of(t, c.indices, dims, c.nnz), of(t, c.values, append([]int{c.nnz}, c.shape[dims:]...)...), c.shape...)
 			require.False(t, s.IsCoalesced())
 			before := slices.Clone(c.values)
-			got, err := s.Coalesce()
-			require.NoError(t, err)
+			got := musts.Get(s.Coalesce())
 			require.True(t, got.IsCoalesced())
 			require.False(t, s.IsCoalesced())
 			require.Equal(t, before, c.values)
@@ -85,9 +77,7 @@ func TestCoalesce(t *testing.T) {
 			require.Equal(t, c.coalescedShape, got.Values().Shape())
 			require.Equal(t, c.sameMemory, got.Values() == s.Values())
 			require.Equal(t, s.Shape(), got.Shape())
-			again, err := got.Coalesce()
-			require.NoError(t, err)
-			require.Same(t, got, again)
+			require.Same(t, got, musts.Get(got.Coalesce()))
 		})
 	}
 }
@@ -111,15 +101,11 @@ func TestSparseSumsRoundEachAddition(t *testing.T) {
 		{of(t, []bool{false, true, true}, 3), 1},
 	} {
 		s := sparse(t, at, c.values, 1)
-		sum, err := s.Coalesce()
-		require.NoError(t, err)
-		got, err := sum.Values().Float64At(0)
-		require.NoError(t, err)
+		sum := musts.Get(s.Coalesce())
+		got := musts.Get(sum.Values().Float64At(0))
 		require.Equalf(t, c.want, got, "%v", c.values)
-		dense, err := s.Dense()
-		require.NoError(t, err)
-		got, err = dense.Float64At(0)
-		require.NoError(t, err)
+		dense := musts.Get(s.Dense())
+		got = musts.Get(dense.Float64At(0))
 		require.Equalf(t, c.want, got, "%v", c.values)
 	}
 }
@@ -135,8 +121,7 @@ func randomSparse(t *testing.T, r *rand.Rand, d tensor.DType, sparseDims int, sh
 	for i := range at {
 		at[i] = int64(r.IntN(shape[i/nnz]))
 	}
-	values, err := tensor.New(d, append([]int{nnz}, shape[sparseDims:]...)...)
-	require.NoError(t, err)
+	values := musts.Get(tensor.New(d, append([]int{nnz}, shape[sparseDims:]...)...))
 	each(values.Shape(), func(index []int) { require.NoError(t, values.SetFloat64(float64(r.IntN(2)), index...)) })
 	return sparse(t, of(t, at, sparseDims, nnz), values, shape...)
 }
@@ -154,8 +139,7 @@ func TestSparseAgainstDense(t *testing.T) {
 			}
 		}
 		dims := r.IntN(len(shape) + 1)
-		want, err := tensor.New(d, shape...)
-		require.NoError(t, err)
+		want := musts.Get(tensor.New(d, shape...))
 		var ts []*tensor.Tensor
 		for range 1 + r.IntN(4) {
 			s := randomSparse(t, r, d, dims, shape...)
@@ -167,26 +151,19 @@ func TestSparseAgainstDense(t *testing.T) {
 					place = append(place, int(at[dim*s.NNZ()+index[0]]))
 				}
 				place = append(place, index[1:]...)
-				a, err := realAt(want, place)
-				require.NoError(t, err)
-				b, err := realAt(s.Values(), index)
-				require.NoError(t, err)
-				require.NoError(t, want.SetFloat64(a+b, place...))
+				a := musts.Get(realAt(want, place))
+				require.NoError(t, want.SetFloat64(a+musts.Get(realAt(s.Values(), index)), place...))
 			})
 		}
-		sum, err := tensor.SumSparse(ts...)
-		require.NoError(t, err)
+		sum := musts.Get(tensor.SumSparse(ts...))
 		require.True(t, sum.IsCoalesced())
-		got, err := sum.Dense()
-		require.NoError(t, err)
+		got := musts.Get(sum.Dense())
 		equal(t, want, got)
 
-		back, err := tensor.FromDense(want, dims)
-		require.NoError(t, err)
+		back := musts.Get(tensor.FromDense(want, dims))
 		require.True(t, back.IsCoalesced())
 		require.Equal(t, dims, back.SparseDims())
-		got, err = back.Dense()
-		require.NoError(t, err)
+		got = musts.Get(back.Dense())
 		equal(t, want, got)
 
 		// SetSparse looks at the order: whatever claims to be coalesced is.
@@ -194,21 +171,17 @@ func TestSparseAgainstDense(t *testing.T) {
 			require.NoError(t, ts[0].SetSparse(s.Indices(), s.Values(), true))
 			require.True(t, ts[0].IsCoalesced())
 			equal(t, s, ts[0])
-			c, err := s.Clone()
-			require.NoError(t, err)
+			c := musts.Get(s.Clone())
 			equal(t, s, c)
 		}
 	}
 }
 
 // realAt is Float64At, of a complex tensor the real part.
-func realAt(x *tensor.Tensor, index []int) (float64, error) {
+func realAt(x *tensor.Tensor, index []int) (_ float64, err error) {
+	defer musts.Catch(&err)
 	if x.DType().IsComplex() {
-		v, err := x.ViewAsReal()
-		if err != nil {
-			return 0, err
-		}
-		return v.Float64At(append(slices.Clone(index), 0)...)
+		return musts.Get(x.ViewAsReal()).Float64At(append(slices.Clone(index), 0)...)
 	}
 	return x.Float64At(index...)
 }
@@ -216,20 +189,16 @@ func realAt(x *tensor.Tensor, index []int) (float64, error) {
 func TestFromDenseKeepsWhatIsNotZero(t *testing.T) {
 	negZero := math.Copysign(0, -1)
 	x := of(t, []float64{0, negZero, math.NaN(), 0, 0, 0, 5e-324, 0}, 4, 2)
-	s, err := tensor.FromDense(x, 1)
-	require.NoError(t, err)
+	s := musts.Get(tensor.FromDense(x, 1))
 	require.Equal(t, []int64{1, 3}, data[int64](t, s.Indices()))
-	s, err = tensor.FromDense(x, 2)
-	require.NoError(t, err)
+	s = musts.Get(tensor.FromDense(x, 2))
 	require.Equal(t, []int64{1, 3, 0, 0}, data[int64](t, s.Indices()))
 	flipped, err := x.Transpose(0, 1)
 	require.NoError(t, err)
-	s, err = tensor.FromDense(flipped, 1)
-	require.NoError(t, err)
+	s = musts.Get(tensor.FromDense(flipped, 1))
 	require.Equal(t, []int64{0}, data[int64](t, s.Indices()))
 	for _, dims := range []int{-1, 3} {
-		_, err = tensor.FromDense(x, dims)
-		require.ErrorIs(t, err, tensor.ErrInvalid)
+		require.ErrorIs(t, musts.Err(tensor.FromDense(x, dims)), tensor.ErrInvalid)
 	}
 }
 
@@ -252,8 +221,7 @@ func TestSparseErrors(t *testing.T) {
 		"scalar values":     func() error { _, err := tensor.Sparse(at, of(t, []float32{1}), 4); return err },
 		"other dense shape": func() error { _, err := tensor.Sparse(at, values, 4, 2); return err },
 		"too many sparse": func() error {
-			_, err := tensor.Sparse(of(t, []int64{0, 0}, 2, 1), of(t, []float32{1}, 1), 4)
-			return err
+			return musts.Err(tensor.Sparse(of(t, []int64{0, 0}, 2, 1), of(t, []float32{1}, 1), 4))
 		},
 		"huge shape":        func() error { _, err := tensor.Sparse(at, values, 4, math.MaxInt/2+1, 4); return err },
 		"sparse values":     func() error { _, err := tensor.Sparse(at, s, 4); return err },
@@ -311,12 +279,10 @@ func TestCoalesceAgreesWithTorch(t *testing.T) {
 				for i, c := range cells {
 					at[i], at[nnz+i] = int64(c/5), int64(c%5)
 				}
-				values, err := tensor.New(d, nnz, 3)
-				require.NoError(t, err)
+				values := musts.Get(tensor.New(d, nnz, 3))
 				flat := values
 				if d.IsComplex() {
-					flat, err = values.ViewAsReal()
-					require.NoError(t, err)
+					flat = musts.Get(values.ViewAsReal())
 				}
 				each(flat.Shape(), func(index []int) {
 					v := r.NormFloat64() * math.Exp2(float64(r.IntN(8)))
@@ -325,8 +291,7 @@ func TestCoalesceAgreesWithTorch(t *testing.T) {
 					}
 					require.NoError(t, flat.SetFloat64(max(min(v, 255), -128)*clamp(d), index...))
 				})
-				s, err := sparse(t, of(t, at, 2, nnz), values, j.Shape...).Coalesce()
-				require.NoError(t, err)
+				s := musts.Get(sparse(t, of(t, at, 2, nnz), values, j.Shape...).Coalesce())
 				j.ts = append(j.ts, s)
 				j.Indices = append(j.Indices, at)
 				j.Values = append(j.Values, hex.EncodeToString(values.Bytes()))
@@ -334,8 +299,7 @@ func TestCoalesceAgreesWithTorch(t *testing.T) {
 			jobs = append(jobs, j)
 		}
 	}
-	in, err := json.Marshal(jobs)
-	require.NoError(t, err)
+	in := musts.Get(json.Marshal(jobs))
 	out := runPython(t, `
 import json, sys, torch
 def raw(t):
@@ -373,8 +337,7 @@ for j in json.load(sys.stdin):
 	lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
 	require.Len(t, lines, len(jobs))
 	for i, j := range jobs {
-		sum, err := tensor.SumSparse(j.ts...)
-		require.NoError(t, err)
+		sum := musts.Get(tensor.SumSparse(j.ts...))
 		got := fmt.Sprintf("%s %s", hex.EncodeToString(little(sum.Indices())), hex.EncodeToString(little(sum.Values())))
 		require.Equalf(t, lines[i], got, "%s, %d tensors", j.DType, len(j.ts))
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	musts "github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -92,27 +93,23 @@ func randomView(t *testing.T, r *rand.Rand, v *tensor.Tensor, p places, storage 
 		dim := r.IntN(len(p.shape))
 		from := r.IntN(p.shape[dim] + 1)
 		to := from + r.IntN(p.shape[dim]-from+1)
-		w, err := v.Slice(dim, from, to)
-		require.NoError(t, err)
+		w := musts.Get(v.Slice(dim, from, to))
 		shape := slices.Clone(p.shape)
 		shape[dim] = to - from
 		return w, p.remap(shape, func(i []int) []int { i[dim] += from; return i }), fmt.Sprintf("Slice(%d, %d, %d)", dim, from, to)
 	case op == 1 && len(p.shape) > 0:
 		dim := r.IntN(len(p.shape))
 		if p.shape[dim] == 0 {
-			_, err := v.Select(dim, 0)
-			require.ErrorIs(t, err, tensor.ErrInvalid)
+			require.ErrorIs(t, musts.Err(v.Select(dim, 0)), tensor.ErrInvalid)
 			return v, p, "refused Select"
 		}
 		k := r.IntN(p.shape[dim])
-		w, err := v.Select(dim, k)
-		require.NoError(t, err)
+		w := musts.Get(v.Select(dim, k))
 		shape := slices.Delete(slices.Clone(p.shape), dim, dim+1)
 		return w, p.remap(shape, func(i []int) []int { return slices.Insert(i, dim, k) }), fmt.Sprintf("Select(%d, %d)", dim, k)
 	case op == 2 && len(p.shape) > 0:
 		a, b := r.IntN(len(p.shape)), r.IntN(len(p.shape))
-		w, err := v.Transpose(a, b)
-		require.NoError(t, err)
+		w := musts.Get(v.Transpose(a, b))
 		shape := slices.Clone(p.shape)
 		shape[a], shape[b] = shape[b], shape[a]
 		return w, p.remap(shape, func(i []int) []int { i[a], i[b] = i[b], i[a]; return i }), fmt.Sprintf("Transpose(%d, %d)", a, b)
@@ -138,9 +135,7 @@ func randomView(t *testing.T, r *rand.Rand, v *tensor.Tensor, p places, storage 
 		if p.count() > 0 && r.IntN(2) == 0 {
 			asked[r.IntN(len(asked))] = -1
 		}
-		w, err := v.Reshape(asked...)
-		require.NoError(t, err)
-		return w, places{shape: shape, at: p.at}, fmt.Sprintf("Reshape%v", asked)
+		return musts.Get(v.Reshape(asked...)), places{shape: shape, at: p.at}, fmt.Sprintf("Reshape%v", asked)
 	case op == 4:
 		dims := r.IntN(5)
 		shape, strides := make([]int, dims), make([]int, dims)
@@ -170,8 +165,7 @@ func randomView(t *testing.T, r *rand.Rand, v *tensor.Tensor, p places, storage 
 // storageOf returns a tensor of n elements whose bytes tell elements apart.
 func storageOf(t *testing.T, d tensor.DType, n int) *tensor.Tensor {
 	t.Helper()
-	s, err := tensor.New(d, n)
-	require.NoError(t, err)
+	s := musts.Get(tensor.New(d, n))
 	for i := range s.Bytes() {
 		s.Bytes()[i] = byte(i*7 + i/d.Size()*13 + i>>8)
 	}
@@ -200,9 +194,7 @@ func checkView(t *testing.T, v *tensor.Tensor, p places, storage *tensor.Tensor,
 	got := make([]byte, v.ByteLen())
 	require.NoError(t, v.Pack(got), what)
 	require.Equal(t, want, got, what)
-	c, err := v.Contiguous()
-	require.NoError(t, err)
-	require.Equal(t, want, append([]byte{}, c.Bytes()...), what)
+	require.Equal(t, want, append([]byte{}, musts.Get(v.Contiguous()).Bytes()...), what)
 	require.ErrorIs(t, v.Pack(make([]byte, len(got)+1)), tensor.ErrInvalid)
 	require.ErrorIs(t, v.Unpack(make([]byte, len(got)+1)), tensor.ErrInvalid)
 
@@ -225,10 +217,8 @@ func checkView(t *testing.T, v *tensor.Tensor, p places, storage *tensor.Tensor,
 
 	// From a view of another stride pattern.
 	copy(mem, before)
-	other, err := tensor.New(v.DType(), append(v.Shape(), 2)...)
-	require.NoError(t, err)
-	strided, err := other.Select(v.Dims(), 1)
-	require.NoError(t, err)
+	other := musts.Get(tensor.New(v.DType(), append(v.Shape(), 2)...))
+	strided := musts.Get(other.Select(v.Dims(), 1))
 	require.NoError(t, strided.Unpack(got), what)
 	require.NoError(t, v.CopyFrom(strided), what)
 	require.Equal(t, wantMem, mem, what)
@@ -258,13 +248,11 @@ func TestTransposeLarge(t *testing.T) {
 		for _, shape := range [][]int{{67, 129}, {3, 500}, {500, 3}, {16, 16}, {5, 33, 47}, {2, 17, 3, 31}} {
 			n := asStrided(shape, make([]int, len(shape)), 0).count()
 			s := storageOf(t, d, n)
-			v, err := s.Reshape(shape...)
-			require.NoError(t, err)
+			v := musts.Get(s.Reshape(shape...))
 			p := places{shape: shape, at: asStrided([]int{n}, []int{1}, 0).at}
 			for a := range shape {
 				for b := range a {
-					w, err := v.Transpose(a, b)
-					require.NoError(t, err)
+					w := musts.Get(v.Transpose(a, b))
 					swapped := slices.Clone(shape)
 					swapped[a], swapped[b] = swapped[b], swapped[a]
 					q := p.remap(swapped, func(i []int) []int { i[a], i[b] = i[b], i[a]; return i })
@@ -282,8 +270,7 @@ func TestManyDimensions(t *testing.T) {
 		shape[i], strides[i] = 2, 1<<i
 	}
 	s := storageOf(t, tensor.Int16, 1<<12)
-	v, err := s.AsStrided(shape, strides, 0)
-	require.NoError(t, err)
+	v := musts.Get(s.AsStrided(shape, strides, 0))
 	checkView(t, v, asStrided(shape, strides, 0), s, "bit reversal")
 }
 
@@ -319,8 +306,7 @@ func TestAsStridedRefusesWhatLeavesTheStorage(t *testing.T) {
 	}
 	// Strides of what has no second element do not matter.
 	for _, shape := range [][]int{{1}, {0}, {0, 5}} {
-		v, err := s.AsStrided(shape, []int{-big - 1, big}[:len(shape)], 5)
-		require.NoError(t, err)
+		v := musts.Get(s.AsStrided(shape, []int{-big - 1, big}[:len(shape)], 5))
 		require.True(t, v.IsContiguous())
 		require.NoError(t, v.Pack(make([]byte, v.ByteLen())))
 	}
@@ -341,8 +327,7 @@ func TestHasOverlap(t *testing.T) {
 		{[]int{4, 6}, []int{5, 3}, true},  // 15 = 3*5 = 5*3
 		{[]int{3, 4}, []int{-5, 3}, false},
 	} {
-		v, err := s.AsStrided(c.shape, c.strides, 20)
-		require.NoError(t, err)
+		v := musts.Get(s.AsStrided(c.shape, c.strides, 20))
 		require.Equalf(t, c.want, v.HasOverlap(), "%v %v", c.shape, c.strides)
 	}
 }
@@ -359,8 +344,7 @@ func FuzzAsStrided(f *testing.F) {
 		if !d.Valid() || n < 0 || n > 1<<12 {
 			return
 		}
-		s, err := tensor.New(d, n)
-		require.NoError(t, err)
+		s := musts.Get(tensor.New(d, n))
 		v, err := s.AsStrided([]int{d0, d1, d2}, []int{s0, s1, s2}, offset)
 		if err != nil {
 			require.ErrorIs(t, err, tensor.ErrInvalid)
@@ -407,8 +391,7 @@ func TestAllocations(t *testing.T) {
 	count(2, "Of", func() { v, err = tensor.Of(data, 3, 4) })
 	count(2, "Of without a shape", func() { v, err = tensor.Of(data) })
 	count(1, "Of a scalar", func() { v, err = tensor.Of(data[:1], []int{}...) })
-	v, err = tensor.Of(data, 3, 4)
-	require.NoError(t, err)
+	v = musts.Get(tensor.Of(data, 3, 4))
 	whole := v
 	count(0, "Bytes", func() { b = whole.Bytes() })
 	require.Len(t, b, 48)
@@ -433,8 +416,7 @@ func TestAllocations(t *testing.T) {
 func BenchmarkPack(b *testing.B) {
 	const n = 2048
 	for _, d := range []tensor.DType{tensor.Uint8, tensor.BFloat16, tensor.Float32, tensor.Float64} {
-		whole, err := tensor.New(d, n, n)
-		require.NoError(b, err)
+		whole := musts.Get(tensor.New(d, n, n))
 		for _, c := range []struct {
 			name           string
 			shape, strides []int
@@ -447,8 +429,7 @@ func BenchmarkPack(b *testing.B) {
 			{"transpose", []int{n, n}, []int{1, n}},
 			{"narrowTranspose", []int{n * n / 4, 4}, []int{1, n * n / 4}},
 		} {
-			v, err := whole.AsStrided(c.shape, c.strides, 0)
-			require.NoError(b, err)
+			v := musts.Get(whole.AsStrided(c.shape, c.strides, 0))
 			packed := make([]byte, v.ByteLen())
 			b.Run(fmt.Sprintf("%s/%v", c.name, d), func(b *testing.B) {
 				b.SetBytes(int64(len(packed)))

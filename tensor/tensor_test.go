@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	musts "github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -23,9 +24,7 @@ func onDevice(t *testing.T, d tensor.DType, shape ...int) *tensor.Tensor {
 	for _, k := range shape {
 		n *= k
 	}
-	x, err := tensor.OnDevice(d, deviceMemory(n), shape...)
-	require.NoError(t, err)
-	return x
+	return musts.Get(tensor.OnDevice(d, deviceMemory(n), shape...))
 }
 
 func TestDTypes(t *testing.T) {
@@ -40,9 +39,7 @@ func TestDTypes(t *testing.T) {
 		require.True(t, d.Valid())
 		require.Equal(t, codes[d.String()], d.TorchCode(), d)
 		for _, name := range []string{d.String(), "torch." + d.String()} {
-			got, err := tensor.ParseDType(name)
-			require.NoError(t, err)
-			require.Equal(t, d, got)
+			require.Equal(t, d, musts.Get(tensor.ParseDType(name)))
 		}
 		kinds := 0
 		for _, is := range []bool{d.IsFloat(), d.IsComplex(), d.IsInteger(), d == tensor.Bool} {
@@ -53,20 +50,16 @@ func TestDTypes(t *testing.T) {
 		require.Equal(t, 1, kinds, d)
 	}
 	for alias, want := range map[string]tensor.DType{"torch.long": tensor.Int64, "half": tensor.Float16, "cdouble": tensor.Complex128} {
-		got, err := tensor.ParseDType(alias)
-		require.NoError(t, err)
-		require.Equal(t, want, got)
+		require.Equal(t, want, musts.Get(tensor.ParseDType(alias)))
 	}
 	for _, bad := range []string{"", "torch.", "invalid", "float33"} {
-		_, err := tensor.ParseDType(bad)
-		require.Error(t, err, bad)
+		require.Error(t, musts.Err(tensor.ParseDType(bad)), bad)
 	}
 	for _, d := range []tensor.DType{tensor.Invalid, 200} {
 		require.False(t, d.Valid())
 		require.Zero(t, d.Size())
 		require.Equal(t, -1, d.TorchCode())
-		_, err := tensor.New(d, 1)
-		require.ErrorIs(t, err, tensor.ErrInvalid)
+		require.ErrorIs(t, musts.Err(tensor.New(d, 1)), tensor.ErrInvalid)
 	}
 }
 
@@ -74,13 +67,10 @@ func TestDevices(t *testing.T) {
 	for in, want := range map[string]tensor.Device{
 		"cpu": {}, "cpu:0": {}, "cuda": {Type: tensor.CUDA}, "cuda:3": {Type: tensor.CUDA, Index: 3},
 	} {
-		got, err := tensor.ParseDevice(in)
-		require.NoError(t, err)
-		require.Equal(t, want, got)
+		require.Equal(t, want, musts.Get(tensor.ParseDevice(in)))
 	}
 	for _, bad := range []string{"", "gpu", "cpu:1", "cuda:", "cuda:-1", "cuda:+1", "cuda:x", "cuda:1:2", "cuda:99999999999"} {
-		_, err := tensor.ParseDevice(bad)
-		require.Error(t, err, bad)
+		require.Error(t, musts.Err(tensor.ParseDevice(bad)), bad)
 	}
 }
 
@@ -118,19 +108,13 @@ func ofPair[T tensor.Element](t *testing.T, check func(tensor.DType, *tensor.Ten
 	got := data[T](t, x)
 	require.Equal(t, pair, got)
 	require.Same(t, &pair[0], &got[0], "no copy")
-	y, err := tensor.FromBytes(d, x.Bytes(), 2, 1)
-	require.NoError(t, err)
-	require.Same(t, &pair[0], &data[T](t, y)[0])
-	flat, err := tensor.Of(pair)
-	require.NoError(t, err)
+	require.Same(t, &pair[0], &data[T](t, musts.Get(tensor.FromBytes(d, x.Bytes(), 2, 1)))[0])
+	flat := musts.Get(tensor.Of(pair))
 	require.Equal(t, []int{2}, flat.Shape())
-	scalar, err := flat.Select(0, 0)
-	require.NoError(t, err)
-	scalar, err = tensor.Of(pair[:1], scalar.Shape()...)
-	require.NoError(t, err)
+	scalar := musts.Get(flat.Select(0, 0))
+	scalar = musts.Get(tensor.Of(pair[:1], scalar.Shape()...))
 	require.Zero(t, scalar.Dims())
-	empty, err := tensor.Of([]T(nil), 0, 3)
-	require.NoError(t, err)
+	empty := musts.Get(tensor.Of([]T(nil), 0, 3))
 	require.Empty(t, data[T](t, empty))
 	require.Empty(t, empty.Bytes())
 }
@@ -146,8 +130,7 @@ func TestWrongArguments(t *testing.T) {
 		"too few":  func() error { _, err := tensor.Of([]int8{1}, 2); return err },
 		"negative": func() error { _, err := tensor.Of([]int8{}, -1, 0); return err },
 		"overflow": func() error {
-			_, err := tensor.New(tensor.Int8, 1<<(strconv.IntSize/2), 1<<(strconv.IntSize/2))
-			return err
+			return musts.Err(tensor.New(tensor.Int8, 1<<(strconv.IntSize/2), 1<<(strconv.IntSize/2)))
 		},
 		"overflow of bytes":  func() error { _, err := tensor.New(tensor.Int64, 1<<(strconv.IntSize-3)); return err },
 		"empty but overflow": func() error { _, err := tensor.New(tensor.Int8, 0, math.MaxInt/64, math.MaxInt/64); return err },
@@ -189,8 +172,7 @@ func TestWrongArguments(t *testing.T) {
 	} {
 		err := call()
 		require.ErrorIs(t, err, tensor.ErrInvalid, name)
-		var e *tensor.Error
-		require.ErrorAs(t, err, &e, name)
+		e := musts.As[*tensor.Error](t, err, name)
 		require.NotEmpty(t, e.Op)
 	}
 }
@@ -204,31 +186,24 @@ func TestDeviceViews(t *testing.T) {
 	require.Equal(t, 3, v.Offset())
 	require.Equal(t, x.Memory(), v.Memory())
 	require.Nil(t, v.Bytes())
-	v, err = v.ViewAsReal()
-	require.NoError(t, err)
+	v = musts.Get(v.ViewAsReal())
 	require.Equal(t, 6, v.Offset())
-	_, err = v.AsStrided([]int{24}, []int{1}, 0)
-	require.NoError(t, err)
-	_, err = v.AsStrided([]int{25}, []int{1}, 0)
-	require.ErrorIs(t, err, tensor.ErrInvalid)
+	musts.Get(v.AsStrided([]int{24}, []int{1}, 0))
+	require.ErrorIs(t, musts.Err(v.AsStrided([]int{25}, []int{1}, 0)), tensor.ErrInvalid)
 
 	indices, values := onDevice(t, tensor.Int64, 1, 2), onDevice(t, tensor.Float32, 2)
 	s := sparse(t, indices, values, 9)
 	require.NoError(t, s.SetSparse(onDevice(t, tensor.Int64, 1, 3), onDevice(t, tensor.Float32, 3), true))
 	require.True(t, s.IsCoalesced())
 	require.Equal(t, 3, s.NNZ())
-	_, err = s.Coalesce()
-	require.ErrorIs(t, err, tensor.ErrInvalid)
-	_, err = tensor.Sparse(indices, of(t, []float32{1, 2}, 2), 9)
-	require.ErrorIs(t, err, tensor.ErrInvalid)
+	require.ErrorIs(t, musts.Err(s.Coalesce()), tensor.ErrInvalid)
+	require.ErrorIs(t, musts.Err(tensor.Sparse(indices, of(t, []float32{1, 2}, 2), 9)), tensor.ErrInvalid)
 	wide, err := onDevice(t, tensor.Int64, 2, 1).Transpose(0, 1)
 	require.NoError(t, err)
-	_, err = tensor.Sparse(wide, values, 9)
-	require.NoError(t, err, "one row is contiguous either way")
+	require.NoError(t, musts.Err(tensor.Sparse(wide, values, 9)), "one row is contiguous either way")
 	every2nd, err := onDevice(t, tensor.Int64, 1, 4).AsStrided([]int{1, 2}, []int{4, 2}, 0)
 	require.NoError(t, err)
-	_, err = tensor.Sparse(every2nd, values, 9)
-	require.ErrorIs(t, err, tensor.ErrInvalid)
+	require.ErrorIs(t, musts.Err(tensor.Sparse(every2nd, values, 9)), tensor.ErrInvalid)
 }
 
 func TestSetFloat64(t *testing.T) {
@@ -247,65 +222,48 @@ func TestSetFloat64(t *testing.T) {
 		{tensor.Float8E4M3, 448, 448}, {tensor.Float8E4M3, 1e9, nan}, {tensor.Float8E5M2, 1e9, inf}, {tensor.Float8E5M2, 0.3, 0.3125},
 		{tensor.Float32, 0.1, float64(float32(0.1))}, {tensor.Float64, 0.1, 0.1}, {tensor.Float64, nan, nan},
 	} {
-		x, err := tensor.Full(c.d, 1, 2)
-		require.NoError(t, err)
-		err = x.SetFloat64(c.v, 1)
+		x := musts.Get(tensor.Full(c.d, 1, 2))
+		err := x.SetFloat64(c.v, 1)
 		if c.d.IsInteger() && math.IsNaN(c.want) {
 			require.ErrorIsf(t, err, tensor.ErrInvalid, "%v %v", c.d, c.v)
 			c.want = 1
 		} else {
 			require.NoErrorf(t, err, "%v %v", c.d, c.v)
 		}
-		got, err := x.Float64At(1)
-		require.NoError(t, err)
+		got := musts.Get(x.Float64At(1))
 		require.Truef(t, got == c.want || got != got && c.want != c.want, "%v of %v is %v, want %v", c.d, c.v, got, c.want)
-		got, err = x.Float64At(0)
-		require.NoError(t, err)
+		got = musts.Get(x.Float64At(0))
 		require.Equal(t, 1.0, got)
 	}
 	z := of(t, []complex128{3i}, 1)
 	require.NoError(t, z.SetFloat64(2, 0))
 	require.Equal(t, []complex128{2}, data[complex128](t, z))
-	_, err := z.Float64At(0)
-	require.ErrorIs(t, err, tensor.ErrInvalid)
+	require.ErrorIs(t, musts.Err(z.Float64At(0)), tensor.ErrInvalid)
 }
 
 func TestFill(t *testing.T) {
 	for _, d := range tensor.DTypes() {
-		x, err := tensor.Full(d, 1, 5, 7)
-		require.NoError(t, err)
-		v, err := x.Slice(1, 2, 5)
-		require.NoError(t, err)
-		v, err = v.Transpose(0, 1)
-		require.NoError(t, err)
+		x := musts.Get(tensor.Full(d, 1, 5, 7))
+		v := musts.Get(x.Slice(1, 2, 5))
+		v = musts.Get(v.Transpose(0, 1))
 		require.NoError(t, v.Fill(0))
 		each([]int{5, 7}, func(i []int) {
-			got, err := realAt(x, i)
-			require.NoError(t, err)
-			require.Equalf(t, i[1] < 2 || i[1] >= 5, got == 1, "%v %v", d, i)
+			require.Equalf(t, i[1] < 2 || i[1] >= 5, musts.Get(realAt(x, i)) == 1, "%v %v", d, i)
 		})
 	}
-	none, err := tensor.Full(tensor.Int8, 1, 0)
-	require.NoError(t, err)
-	require.Zero(t, none.Len())
+	require.Zero(t, musts.Get(tensor.Full(tensor.Int8, 1, 0)).Len())
 }
 
 func TestViewAsReal(t *testing.T) {
 	z := of(t, []complex64{1 + 2i, 3 + 4i, 5 + 6i, 7 + 8i}, 2, 2)
-	flipped, err := z.Transpose(0, 1)
-	require.NoError(t, err)
-	v, err := flipped.ViewAsReal()
-	require.NoError(t, err)
+	flipped := musts.Get(z.Transpose(0, 1))
+	v := musts.Get(flipped.ViewAsReal())
 	require.Equal(t, []int{2, 2, 2}, v.Shape())
-	packed, err := v.Contiguous()
-	require.NoError(t, err)
-	require.Equal(t, []float32{1, 2, 5, 6, 3, 4, 7, 8}, data[float32](t, packed))
+	require.Equal(t, []float32{1, 2, 5, 6, 3, 4, 7, 8}, data[float32](t, musts.Get(v.Contiguous())))
 	require.NoError(t, v.SetFloat64(9, 0, 1, 1))
 	require.Equal(t, complex64(5+9i), data[complex64](t, z)[2])
-	row, err := z.Select(0, 1)
-	require.NoError(t, err)
-	v, err = row.ViewAsReal()
-	require.NoError(t, err)
+	row := musts.Get(z.Select(0, 1))
+	v = musts.Get(row.ViewAsReal())
 	require.Equal(t, []float32{5, 9, 7, 8}, data[float32](t, v))
 }
 
@@ -332,21 +290,17 @@ func TestEqualAndAllClose(t *testing.T) {
 		{"bool", of(t, []bool{true}, 1), of(t, []bool{false}, 1), false, false},
 		{"none", of(t, []int8{}, 0), of(t, []int8{}, 0), true, true},
 	} {
-		got, err := c.a.Equal(c.b)
-		require.NoError(t, err)
+		got := musts.Get(c.a.Equal(c.b))
 		require.Equal(t, c.equal, got, c.name)
-		got, err = c.a.AllClose(c.b, 0, 0)
-		require.NoError(t, err)
+		got = musts.Get(c.a.AllClose(c.b, 0, 0))
 		require.Equal(t, c.equal, got, c.name)
-		got, err = c.a.AllClose(c.b, 1e-3, 1e-6)
-		require.NoError(t, err)
+		got = musts.Get(c.a.AllClose(c.b, 1e-3, 1e-6))
 		require.Equal(t, c.close, got, c.name)
 	}
 	a := sparse(t, of(t, []int64{1, 0, 1}, 1, 3), of(t, []int8{1, 2, 3}, 3), 2)
 	b := sparse(t, of(t, []int64{0, 1}, 1, 2), of(t, []int8{2, 4}, 2), 2)
 	equal(t, a, b)
-	got, err := a.Equal(sparse(t, of(t, []int64{}, 0, 1), of(t, []int8{2, 4}, 1, 2), 2))
-	require.NoError(t, err)
+	got := musts.Get(a.Equal(sparse(t, of(t, []int64{}, 0, 1), of(t, []int8{2, 4}, 1, 2), 2)))
 	require.False(t, got, "other sparse dimensions")
 }
 
@@ -371,16 +325,11 @@ func TestFormat(t *testing.T) {
 		require.Equal(t, want, y.Dump())
 	}
 
-	long, err := tensor.Arange(tensor.Int32, 1001)
-	require.NoError(t, err)
+	long := musts.Get(tensor.Arange(tensor.Int32, 1001))
 	require.Equal(t, "int32[1001]\n[   0,    1,    2, ...,  998,  999, 1000]", long.Dump())
-	wide, err := tensor.Full(tensor.Int8, 1, 300, 4)
-	require.NoError(t, err)
+	wide := musts.Get(tensor.Full(tensor.Int8, 1, 300, 4))
 	require.Equal(t, "int8[300 4]\n[[1, 1, 1, 1],\n [1, 1, 1, 1],\n [1, 1, 1, 1],\n ...,\n [1, 1, 1, 1],\n [1, 1, 1, 1],\n [1, 1, 1, 1]]", wide.Dump())
-	some, err := long.Slice(0, 0, 1000)
-	require.NoError(t, err)
-	require.NotContains(t, some.Dump(), "...")
-	empty, err := tensor.New(tensor.Int8, 1<<30, 0)
-	require.NoError(t, err)
+	require.NotContains(t, musts.Get(long.Slice(0, 0, 1000)).Dump(), "...")
+	empty := musts.Get(tensor.New(tensor.Int8, 1<<30, 0))
 	require.Equal(t, "int8[1073741824 0]\n[[],\n [],\n [],\n ...,\n [],\n [],\n []]", empty.Dump())
 }

@@ -20,7 +20,7 @@ func BenchmarkCall(b *testing.B) {
 			r := Off
 			switch name {
 			case "on":
-				r = New(Options{})
+				r = New()
 			case "observed":
 				r = New(Options{Observers: []Observer{nobody{}}})
 			}

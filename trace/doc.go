@@ -51,9 +51,9 @@
 //
 // # Cost
 //
-// By itself, recording an operation takes about 47 ns and no allocation. An observer that does nothing takes 7 ns
+// By itself, recording an operation takes about 0.1 us and no allocation. An observer that does nothing takes 20 ns
 // more, because an Event is a place in the ring and copies nothing. BenchmarkCall has these figures: the
-// least of six runs. Within a call most of that goes on while the rank waits for others. With
+// least of six runs on a Xeon, 105 ns. Within a call most of that goes on while the rank waits for others. With
 // pg.Options.Recorder: trace.Off nothing is recorded.
 //
 // BenchmarkRecorder in package pg compares rounds of one group with and without a recorder in turn:
@@ -62,4 +62,10 @@
 //
 // An all_reduce of 1 KiB takes two ranks 1.2 to 1.4 us without a recorder, on two CPUs of an EPYC. With a recorder it takes
 // 5 % longer, and with an observer 10 %. The control, with no recorder either, was within 0.3 %.
+//
+// # For authors of groups
+//
+// Packages pg and trace/debug call these, and a program needs none of them: [Member], [Recorder.Join], [Recorder.Adopt],
+// [Recorder.Joined], [Recorder.Ended], [Recorder.Settle], [Recorder.StoreObservers], [Group.Calls], [Group.Leave] and
+// [Call].
 package trace

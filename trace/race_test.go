@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -27,8 +28,7 @@ func (c *counter) Ended(e Event) {
 // TestConcurrentCalls: operations begin, fail and end on many goroutines while others read the ring.
 // Whoever reads sees each operation whole. The race detector looks on.
 func TestConcurrentCalls(t *testing.T) {
-	x, err := tensor.New(tensor.Float32, 3)
-	require.NoError(t, err)
+	x := must.Get(tensor.New(tensor.Float32, 3))
 	broken := errors.New("broken")
 	for _, c := range []struct{ observed, prompt bool }{{false, false}, {true, false}, {false, true}, {true, true}} {
 		observed := c.observed
@@ -120,8 +120,7 @@ func TestPrompt(t *testing.T) {
 	require.Empty(t, heard)
 	p := work.NewPromise(work.Info{Op: work.Broadcast, Seq: 7})
 	p.Start()
-	w, err := c.Issued(p.Work(), nil)
-	require.NoError(t, err)
+	w := must.Get(c.Issued(p.Work(), nil))
 	require.Same(t, p.Work(), w)
 	require.Equal(t, []string{"called"}, heard)
 	ops := r.Operations()
@@ -134,13 +133,11 @@ func TestPrompt(t *testing.T) {
 	for range 3 {
 		var c Call
 		c.Begin(g, b, work.Barrier, nil, nil, -1, 0)
-		_, err := c.Issued(work.Completed(work.Info{Op: work.Barrier}, nil), nil)
-		require.NoError(t, err)
+		must.Get(c.Issued(work.Completed(work.Info{Op: work.Barrier}, nil), nil))
 	}
 	var refused Call
 	refused.Begin(g, b, work.Barrier, nil, nil, -1, 0)
-	_, err = refused.Issued(nil, work.ErrClosed)
-	require.ErrorIs(t, err, work.ErrClosed)
+	require.ErrorIs(t, must.Err(refused.Issued(nil, work.ErrClosed)), work.ErrClosed)
 	p.Complete(nil)
 	require.Equal(t, []string{"called", "called", "ended", "called", "ended", "called", "ended", "called", "ended", "ended"}, heard)
 	ops = r.Operations()
@@ -219,7 +216,7 @@ func TestBlockedPanics(t *testing.T) {
 
 // TestForeignWork: a backend returns the Work of another group as its own. That group's recorder hears of its end.
 func TestForeignWork(t *testing.T) {
-	inner, outer := New(Options{}), New(Options{Entries: 1})
+	inner, outer := New(), New(Options{Entries: 1})
 	for _, ended := range []bool{false, true} {
 		p := work.NewPromise(work.Info{Op: work.Barrier})
 		if ended {
@@ -267,7 +264,7 @@ func TestDroppedCallsCount(t *testing.T) {
 // TestTook: an operation that ends within its call has taken the time of the call, and was called before it began.
 func TestTook(t *testing.T) {
 	for _, prompt := range []bool{false, true} {
-		r := New(Options{})
+		r := New()
 		g := r.Join(Member{Name: "0", Ranks: []int{0}, Prompt: prompt})
 		var c Call
 		c.Begin(g, &named{name: "gloo"}, work.Send, nil, nil, 0, 0)
@@ -275,8 +272,7 @@ func TestTook(t *testing.T) {
 		}
 		p := work.NewPromise(work.Info{Op: work.Send})
 		p.Complete(nil)
-		_, err := c.Issued(p.Work(), nil)
-		require.NoError(t, err)
+		must.Get(c.Issued(p.Work(), nil))
 		o := r.Operations()[0]
 		require.GreaterOrEqual(t, o.Ended.Sub(o.Called), time.Microsecond, "prompt %v", prompt)
 		require.False(t, o.Began.Before(o.Called))
@@ -295,8 +291,7 @@ func TestObserverPanicsAtTheEnd(t *testing.T) {
 		}
 		for range 2 {
 			p := work.NewPromise(work.Info{Op: work.Barrier})
-			w, err := call().Issued(p.Work(), nil)
-			require.NoError(t, err)
+			w := must.Get(call().Issued(p.Work(), nil))
 			require.PanicsWithValue(t, "observer", func() { p.Complete(nil) })
 			require.NoError(t, w.Wait(t.Context()))
 			require.False(t, r.Operations()[0].Ended.IsZero())
@@ -339,8 +334,7 @@ func TestEndedBeforeItBegan(t *testing.T) {
 		c.Begin(g, &named{name: "gloo"}, work.Barrier, nil, nil, -1, 0)
 		p := work.NewPromise(work.Info{Op: work.Barrier})
 		p.Complete(nil)
-		_, err := c.Issued(p.Work(), nil)
-		require.NoError(t, err)
+		must.Get(c.Issued(p.Work(), nil))
 		require.GreaterOrEqual(t, took, time.Duration(0))
 	}
 }

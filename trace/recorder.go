@@ -5,16 +5,15 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"math"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -134,7 +133,7 @@ type Operation struct {
 	Peer       int    // of a send or receive, within the group; -1 if there is none
 	In, Out    Shape
 	Timeout    time.Duration
-	Called     time.Time // see package trace on small collectives
+	Called     time.Time // when the program made the call
 	Began      time.Time // zero if it has not begun
 	Ended      time.Time // zero while it is pending
 	Err        error
@@ -214,12 +213,6 @@ func (s *Shape) Dims() []int {
 
 // set describes the tensors.
 func (s *Shape) set(ts []*tensor.Tensor) {
-	if len(ts) == 1 && ts[0] != nil && ts[0].Dims() == 1 && ts[0].Len() <= math.MaxInt32 { // the loop takes 6 ns more
-		t := ts[0]
-		s.Elements, s.Tensors, s.DType, s.dims = t.Len(), 1, t.DType(), 1
-		s.dim[0], s.dim[1], s.dim[2], s.dim[3] = int32(t.Dim(0)), 0, 0, 0
-		return
-	}
 	*s = Shape{}
 	for _, t := range ts {
 		switch {
@@ -264,23 +257,16 @@ type Recorder struct {
 	dumps   *dumps // nil in Off
 	dropped atomic.Uint64
 
-	// Guarded by lock, as what follows.
-	stacks []stack // of the entries; nil without Options.Stacks
-	groups []*Group
-	joined int // groups, ever
-
-	// Each call needs these. On 64-bit systems they have a cache line of their own. Ranks of one process would otherwise
-	// slow each other. After a large collective each line comes from memory, so one is better than three.
-	lock     sync.Mutex
+	lock     sync.Mutex // guards what follows
+	stacks   []stack    // of the entries; nil without Options.Stacks
+	groups   []*Group
+	joined   int    // groups, ever
 	next     uint32 // place in entries
 	stacked  bool   // there are stacks
 	records  uint64
 	entries  []entry  // made by the first Join
 	observer Observer // Options.Observers; nil if there are none
-	_        [cacheLine]byte
 }
-
-const cacheLine = 64
 
 // maxFrames is how many calls of a stack are recorded. The first three to five are the recorder's and package pg's.
 const maxFrames = 16
@@ -293,10 +279,8 @@ type stack [maxFrames]uintptr
 // Recorder.lock guards it, except at the end of an operation. While work is not nil, whoever ends the
 // operation owns seq, began, ended and err, and writes them without the lock. Storing nil in work hands
 // them over. That saves the end of each operation a lock.
-//
-// An entry has three cache lines on 64-bit systems. Most calls leave the last one alone.
 type entry struct {
-	work       unsafe.Pointer // a *work.Work while the operation is pending: unissued before the backend has it
+	work       atomic.Pointer[work.Work] // while the operation is pending: unissued before the backend has it
 	group      *Group
 	backend    string
 	record     uint64
@@ -306,23 +290,16 @@ type entry struct {
 	op         work.OpType
 	same       bool // out is in
 	blocked    bool // the call blocks: it began when it was called
-	more       bool // p2p and timeout are valid; otherwise they are 0
+	in         Shape
+	out        Shape // not valid if same
+	p2p        uint64
+	timeout    time.Duration
 
-	in    Shape
 	seq   uint64
 	began time.Duration // since work.Origin, as ended
 	ended time.Duration
 	err   *error
-
-	out     Shape // not valid if same
-	p2p     uint64
-	timeout time.Duration
-	_       [16]byte
 }
-
-func (e *entry) workNow() *work.Work { return (*work.Work)(atomic.LoadPointer(&e.work)) }
-
-func (e *entry) setWork(w *work.Work) { atomic.StorePointer(&e.work, unsafe.Pointer(w)) }
 
 // failure is the operation's error.
 func (e *entry) failure() error {
@@ -344,7 +321,8 @@ func (e *entry) bytes() int64 {
 var unissued = new(work.Work)
 
 // New returns a recorder.
-func New(o Options) *Recorder {
+func New(opts ...Options) *Recorder {
+	o := option.Last(opts)
 	if o.Entries <= 0 {
 		o.Entries = DefaultEntries
 	}
@@ -476,7 +454,7 @@ func (c *Call) vacate() {
 	if c.entry != 0 {
 		e := &c.group.recorder.entries[c.entry-1]
 		e.group = nil
-		e.setWork(nil)
+		e.work.Store(nil)
 	}
 }
 
@@ -513,15 +491,13 @@ func (c *Call) enter(w *work.Work) (place int, over bool) {
 		e.out = c.out
 	}
 	e.collective = g.collectives
-	if e.more = g.messages > 0 || c.timeout != 0; e.more {
-		e.p2p, e.timeout = g.messages, c.timeout
-	}
+	e.p2p, e.timeout = g.messages, c.timeout
 	if r.stacked {
 		r.stacks[at] = stack{}
 		runtime.Callers(2, r.stacks[at][:]) // without Callers and enter
 	}
 	if e.seq, e.began, e.ended, over = w.Succeeded(); !over || r.observer != nil {
-		e.work = unsafe.Pointer(w) // nobody else has the place: an atomic store would take 9 ns more
+		e.work.Store(w)
 	}
 	r.lock.Unlock()
 	return at + 1, over
@@ -535,7 +511,7 @@ func (r *Recorder) tellCalled(at int) {
 }
 
 // pending reports whether an operation has the place. r.lock is held.
-func (e *entry) pending() bool { return e.workNow() != nil }
+func (e *entry) pending() bool { return e.work.Load() != nil }
 
 // Issued takes what the backend has returned for the call, and returns it.
 func (c *Call) Issued(w *work.Work, err error) (*work.Work, error) {
@@ -549,7 +525,7 @@ func (c *Call) Issued(w *work.Work, err error) (*work.Work, error) {
 	r := c.group.recorder
 	switch {
 	case c.entry != 0:
-		r.entries[c.entry-1].setWork(w)
+		r.entries[c.entry-1].work.Store(w)
 		c.observe(w)
 	case !c.group.prompt: // dropped
 	default:
@@ -661,7 +637,7 @@ func (r *Recorder) Ended(token uint32, seq uint64, began, ended time.Duration, e
 	if r.observer != nil {
 		r.tellEnded(int(token - 1))
 	} else {
-		e.setWork(nil)
+		e.work.Store(nil)
 	}
 }
 
@@ -740,7 +716,7 @@ func (r *Recorder) Settle() {
 
 // tellEnded tells the observers of an end, and gives the place back, also if one of them panics.
 func (r *Recorder) tellEnded(at int) {
-	defer r.entries[at].setWork(nil)
+	defer r.entries[at].work.Store(nil)
 	r.observer.Ended(Event{r, at, true})
 }
 
@@ -749,14 +725,9 @@ func (r *Recorder) tellEnded(at int) {
 func (r *Recorder) operation(at int, w *work.Work) (o Operation) {
 	e := &r.entries[at]
 	o.Record, o.Group, o.Backend, o.Op, o.Collective = e.record, e.group, e.backend, e.op, e.collective
-	o.Peer, o.In = int(e.peer), e.in
-	if e.more {
-		o.P2P, o.Timeout = e.p2p, e.timeout
-	}
+	o.Peer, o.In, o.Out, o.P2P, o.Timeout = int(e.peer), e.in, e.out, e.p2p, e.timeout
 	if e.same {
 		o.Out = e.in
-	} else {
-		o.Out = e.out
 	}
 	var began time.Duration
 	switch {
@@ -794,7 +765,7 @@ func (r *Recorder) snapshot() (all []Operation, calls map[*Group]uint64) {
 	r.lock.Lock()
 	for i := range r.entries {
 		if e := &r.entries[i]; e.group != nil {
-			all = append(all, r.operation(i, e.workNow()))
+			all = append(all, r.operation(i, e.work.Load()))
 			calls[e.group] = e.group.collectives
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -43,8 +44,7 @@ const (
 // read reads dumps.
 func read(t *testing.T, dir string, names ...string) (all []*File) {
 	for _, name := range names {
-		f, err := ReadFile(filepath.Join(dir, name))
-		require.NoError(t, err)
+		f := must.Get(ReadFile(filepath.Join(dir, name)))
 		all = append(all, f)
 	}
 	return all
@@ -55,13 +55,10 @@ func TestRuns(t *testing.T) {
 	dir := t.TempDir()
 	prefix := filepath.Join(dir, "rank_")
 	dump := func(r *Recorder) {
-		name, err := r.Dump()
-		require.NoError(t, err)
-		require.Equal(t, prefix+"0", name)
+		require.Equal(t, prefix+"0", must.Get(r.Dump()))
 	}
 	other := ofRun(prefix, Member{Rank: 1, Run: firstRun, Job: "job"})
-	_, err := other.Dump()
-	require.NoError(t, err)
+	must.Get(other.Dump())
 	first := ofRun(prefix, Member{Run: firstRun, Job: "job"})
 	dump(first)
 	dump(first)
@@ -79,15 +76,13 @@ func TestRuns(t *testing.T) {
 	require.ErrorContains(t, err, "rank_1 is of run aaaaaaaa, attempt 0, job \"job\", and "+prefix+"0 of run bbbbbbbb, attempt 1, job \"job\"")
 	runs := Runs(all)
 	require.Len(t, runs, 2)
-	j, err := Merge(runs[0])
-	require.NoError(t, err)
+	j := must.Get(Merge(runs[0]))
 	require.Equal(t, []int{0, 1}, j.Ranks)
 	require.Empty(t, j.Stuck)
 	var b bytes.Buffer
 	require.NoError(t, j.Print(&b, 0))
 	require.Contains(t, b.String(), "2 dumps of ranks 0-1\nrun aaaaaaaa, attempt 0, job \"job\"\n")
-	j, err = Merge(runs[1])
-	require.NoError(t, err)
+	j = must.Get(Merge(runs[1]))
 	require.Equal(t, []int{0}, j.Ranks)
 	require.Equal(t, []int{1}, j.Missing)
 	require.Equal(t, secondRun, j.Run)
@@ -104,27 +99,23 @@ func TestRunsWithoutName(t *testing.T) {
 	torch := glooDump(t, dir, 2, 0, "all_reduce")
 	for rank, attempt := range []int{0, 0, 1} {
 		r := ofRun(prefix+[]string{"a", "b", "c"}[rank], Member{Rank: rank % 2, Attempt: attempt})
-		_, err := r.Dump()
-		require.NoError(t, err)
+		must.Get(r.Dump())
 	}
 	all := read(t, dir, "rank_a0", "rank_b1", "rank_c0", filepath.Base(torch))
 	require.Len(t, Runs([]*File{all[0], all[1], all[3]}), 1)
 	require.Len(t, Runs(all[3:]), 1)
 	require.Len(t, Runs(all[:3]), 2)
 	require.Len(t, Runs(all), 3, "nobody knows which run the PyTorch rank was in")
-	_, err := Merge(all)
-	require.ErrorContains(t, err, "give the dumps of one run")
+	require.ErrorContains(t, must.Err(Merge(all)), "give the dumps of one run")
 }
 
 // TestOneRunInADump: a program that begins another run with the recorder of the one before does not mix them.
 func TestOneRunInADump(t *testing.T) {
 	dir := t.TempDir()
 	r := ofRun(filepath.Join(dir, "rank_"), Member{Run: firstRun})
-	_, err := r.Dump()
-	require.NoError(t, err)
+	must.Get(r.Dump())
 	called(r.Join(Member{Name: "0", Ranks: []int{0, 1}, Prompt: true, Run: secondRun})).Complete(nil)
-	_, err = r.Dump()
-	require.NoError(t, err)
+	must.Get(r.Dump())
 	for name, run := range map[string]string{"rank_0": secondRun, "rank.aaaaaaaa.0.0": firstRun} {
 		f := read(t, dir, name)[0]
 		require.Equal(t, run, f.Run)
@@ -143,17 +134,14 @@ func TestEarlier(t *testing.T) {
 	dir := t.TempDir()
 	prefix := filepath.Join(dir, "rank_")
 	for _, m := range []Member{{Job: "../a b"}, {Run: firstRun}} {
-		_, err := ofRun(prefix, m).Dump()
-		require.NoError(t, err)
+		must.Get(ofRun(prefix, m).Dump())
 	}
 	require.Equal(t, "../a b", read(t, dir, "rank...-a-b.0.0")[0].Job)
 	require.NoError(t, os.WriteFile(prefix+"0", []byte("no dump"), 0o666))
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	require.NoError(t, os.Chtimes(prefix+"0", at, at))
-	_, err := ofRun(prefix, Member{Run: secondRun}).Dump()
-	require.NoError(t, err)
-	kept, err := os.ReadFile(filepath.Join(dir, "rank.20260102T030405.000.0.0"))
-	require.NoError(t, err)
+	must.Get(ofRun(prefix, Member{Run: secondRun}).Dump())
+	kept := must.Get(os.ReadFile(filepath.Join(dir, "rank.20260102T030405.000.0.0")))
 	require.Equal(t, "no dump", string(kept))
 }
 
@@ -232,8 +220,7 @@ func TestEndDoesNotWait(t *testing.T) {
 		if done != nil {
 			<-done
 		}
-		_, err := ReadFile(filepath.Join(dir, "rank_0"))
-		require.NoError(t, err)
+		must.Get(ReadFile(filepath.Join(dir, "rank_0")))
 		if quick {
 			return
 		}

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // glooDump writes a dump as a rank of PyTorch 2.11 does for Gloo: groups have no names, and operations stay
@@ -50,13 +52,10 @@ func glooJob(t *testing.T, ended int64, more ...string) *Job {
 		glooDump(t, dir, 0, ended, append([]string{"all_reduce", "broadcast", "barrier", "all_reduce"}, more...)...),
 		glooDump(t, dir, 1, 3, "all_reduce", "broadcast", "barrier"),
 	} {
-		f, err := ReadFile(name)
-		require.NoError(t, err)
+		f := must.Get(ReadFile(name))
 		files = append(files, f)
 	}
-	j, err := Merge(files)
-	require.NoError(t, err)
-	return j
+	return must.Get(Merge(files))
 }
 
 // TestTorchGloo: dumps of PyTorch's Gloo are understood, and become ones that its analyzer takes.
@@ -70,8 +69,7 @@ func TestTorchGloo(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	require.NoError(t, j.WriteTorch(dir))
 	for rank := range 2 {
-		f, err := ReadFile(filepath.Join(dir, fmt.Sprint("rank_", rank)))
-		require.NoError(t, err)
+		f := must.Get(ReadFile(filepath.Join(dir, fmt.Sprint("rank_", rank))))
 		require.Equal(t, rank, f.Rank)
 		require.Equal(t, map[string][]int{"0": {0, 1}}, f.Groups)
 		for i, v := range items(f.top["entries"]) {
@@ -119,7 +117,6 @@ func TestCopied(t *testing.T) {
 	long := any(strings.Repeat("x", 1000))
 	for _, v := range []any{self, wide, &pydict{map[string]any{"a": mark{}}}, &pylist{[]any{long, long, long, long, long, long, long, long, long, long, long}}} {
 		budget := 10_000
-		_, err := copied(v, &budget, 0)
-		require.Error(t, err)
+		require.Error(t, must.Err(copied(v, &budget, 0)))
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -34,8 +35,7 @@ func sample(t *testing.T, rank int) *Recorder {
 	r := New(Options{Entries: 8})
 	g := r.Join(Member{Name: "0", Rank: rank, Ranks: []int{0, 1}, Timeout: time.Minute, Explain: explain})
 	sub := r.Join(Member{Name: "1", Description: "pair", Rank: rank, Ranks: []int{0, 1}, Timeout: time.Minute})
-	small, err := tensor.New(tensor.Float32, 2, 3)
-	require.NoError(t, err)
+	small := must.Get(tensor.New(tensor.Float32, 2, 3))
 	large, err := tensor.New(tensor.BFloat16, 2, 1024)
 	require.NoError(t, err)
 	gloo := &named{name: "gloo"}
@@ -65,8 +65,7 @@ func sample(t *testing.T, rank int) *Recorder {
 
 // steady replaces the times, which count from the start of the process, and the host.
 func steady(t *testing.T, data []byte) []byte {
-	v, err := unpickle(data)
-	require.NoError(t, err)
+	v := must.Get(unpickle(data))
 	origin := work.Origin().UnixNano()
 	fields(v)["host_name"] = "HOST"
 	for _, e := range items(fields(v)["entries"]) {
@@ -76,9 +75,7 @@ func steady(t *testing.T, data []byte) []byte {
 			}
 		}
 	}
-	text, err := json.MarshalIndent(plain(v), "", " ")
-	require.NoError(t, err)
-	return append(text, '\n')
+	return append(must.Get(json.MarshalIndent(plain(v), "", " ")), '\n')
 }
 
 // plain makes a value fit for JSON.
@@ -104,16 +101,13 @@ func plain(v any) any {
 // FlightRecorder. Times are milliseconds there.
 func TestDumpFormat(t *testing.T) {
 	var b bytes.Buffer
-	_, err := sample(t, 0).WriteTo(&b)
-	require.NoError(t, err)
+	must.Get(sample(t, 0).WriteTo(&b))
 	got := steady(t, b.Bytes())
 	golden := filepath.Join("testdata", "dump.json")
 	if *update {
 		require.NoError(t, os.WriteFile(golden, got, 0o644))
 	}
-	want, err := os.ReadFile(golden)
-	require.NoError(t, err)
-	require.Equal(t, string(want), string(got))
+	require.Equal(t, string(must.Get(os.ReadFile(golden))), string(got))
 }
 
 // TestPythonReadsDumps: Python's pickle module reads what this package does, and writes what this
@@ -135,16 +129,10 @@ sys.stdout.buffer.write(pickle.dumps([json.dumps(v), pickle.dumps(v, 2).hex(), p
 	c.Stderr = &stderr
 	out, err := c.Output()
 	require.NoError(t, err, stderr.String())
-	back, err := unpickle(out)
-	require.NoError(t, err)
+	back := must.Get(unpickle(out))
 	for _, hexed := range items(back)[1:] {
-		data, err := hex.DecodeString(text(hexed))
-		require.NoError(t, err)
-		v, err := unpickle(data)
-		require.NoError(t, err)
-		got, err := json.Marshal(plain(v))
-		require.NoError(t, err)
-		require.JSONEq(t, text(items(back)[0]), string(got))
+		data := must.Get(hex.DecodeString(text(hexed)))
+		require.JSONEq(t, text(items(back)[0]), string(must.Get(json.Marshal(plain(must.Get(unpickle(data)))))))
 	}
 }
 
@@ -160,11 +148,9 @@ func TestLargeShapes(t *testing.T) {
 	if n *= 2; n < 0 {
 		t.Skip("an int has 32 bits")
 	}
-	one, err := tensor.New(tensor.Uint8, 1)
-	require.NoError(t, err)
+	one := must.Get(tensor.New(tensor.Uint8, 1))
 	for _, shape := range [][]int{{n}, {2, n}} {
-		x, err := one.AsStrided(shape, make([]int, len(shape)), 0)
-		require.NoError(t, err)
+		x := must.Get(one.AsStrided(shape, make([]int, len(shape)), 0))
 		var s Shape
 		s.set([]*tensor.Tensor{x})
 		require.Equal(t, []int{x.Len()}, s.Dims())
@@ -179,8 +165,7 @@ func dumped(t *testing.T) (dir string, names []string) {
 	for rank := range 2 {
 		r := sample(t, rank)
 		r.options.Prefix = filepath.Join(dir, "rank_")
-		name, err := r.Dump()
-		require.NoError(t, err)
+		name := must.Get(r.Dump())
 		names = append(names, name)
 	}
 	return dir, names
@@ -208,13 +193,10 @@ func merged(t *testing.T) *Job {
 	_, names := dumped(t)
 	var files []*File
 	for _, n := range names {
-		f, err := ReadFile(n)
-		require.NoError(t, err)
+		f := must.Get(ReadFile(n))
 		files = append(files, f)
 	}
-	j, err := Merge(files)
-	require.NoError(t, err)
-	return j
+	return must.Get(Merge(files))
 }
 
 func TestMerge(t *testing.T) {
@@ -227,7 +209,7 @@ func TestMerge(t *testing.T) {
 	var b bytes.Buffer
 	require.NoError(t, j.Print(&b, 1))
 	require.Equal(t, `2 dumps of ranks 0-1
-stuck: all_reduce_barrier, collective 3 of group "0"
+stuck: all_reduce_barrier, collective 2 of group "0"
   not called by ranks 1
   not ended on ranks 0
   timed out
@@ -235,7 +217,7 @@ how often each rank called last, and how long the others waited for it alone:
   rank 1         3 of 3      3ms
   rank 0         0 of 3      0s
 the latest calls:
-  rank 1           3ms  all_reduce, collective 2 of group "0"
+  rank 1           3ms  all_reduce, collective 1 of group "0"
 `, b.String())
 
 	_, err := Merge([]*File{{Name: "a", Rank: 1}, {Name: "b", Rank: 1}})
@@ -269,8 +251,7 @@ func TestOverwritten(t *testing.T) {
 		}
 		data, number, _ := r.marshal()
 		require.Equal(t, rank, number)
-		f, err := parse("rank", data)
-		require.NoError(t, err)
+		f := must.Get(parse("rank", data))
 		if torch { // it does not say how many collectives a group has called
 			f.Calls = nil
 		}
@@ -319,8 +300,7 @@ func TestPendingKeepsItsPlace(t *testing.T) {
 		f.Entries = append(f.Entries, Entry{Record: 9, Group: "1", Op: "send", P2P: true, State: "completed", Called: time.UnixMilli(9)})
 		return f
 	}
-	j, err := Merge([]*File{file(0, 0, 1), file(1, 0)})
-	require.NoError(t, err)
+	j := must.Get(Merge([]*File{file(0, 0, 1), file(1, 0)}))
 	require.Equal(t, Stuck{Group: "0", Op: "broadcast", Number: 2, Waiting: []int{0}, Lost: []int{1}}, j.Stuck[1])
 }
 
@@ -334,12 +314,10 @@ func TestClocksOfHosts(t *testing.T) {
 		}
 		return f
 	}
-	j, err := Merge([]*File{file(0, "a", 0), file(1, "b", 500)})
-	require.NoError(t, err)
+	j := must.Get(Merge([]*File{file(0, "a", 0), file(1, "b", 500)}))
 	require.Equal(t, []Shift{{1, 500 * time.Millisecond}}, j.Shifts)
 	require.Zero(t, j.Late[0].By)
-	j, err = Merge([]*File{file(0, "a", 0), file(1, "a", 500)})
-	require.NoError(t, err)
+	j = must.Get(Merge([]*File{file(0, "a", 0), file(1, "a", 500)}))
 	require.Empty(t, j.Shifts)
 	require.Equal(t, 500*time.Millisecond, j.Late[0].By)
 }
@@ -431,11 +409,9 @@ func TestBadDumps(t *testing.T) {
 		{"rank", string(append(pickle(nil, dict{{"entries", []any{}}, {"pg_config", dict{}}}), opStop)), "it does not say its rank"},
 		{"rank_0", string(append(pickle(nil, dict{{"entries", []any{dict{}}}, {"pg_config", dict{}}}), opStop)), "entry 0 has no process_group"},
 	} {
-		_, err := parse(c.name, []byte(c.data))
-		require.ErrorContains(t, err, c.want)
+		require.ErrorContains(t, must.Err(parse(c.name, []byte(c.data))), c.want)
 	}
-	_, err := New(Options{}).Dump()
-	require.ErrorContains(t, err, "C10D_TRACE")
+	require.ErrorContains(t, must.Err(New().Dump()), "C10D_TRACE")
 }
 
 // TestNestedTuples: a tuple of two references to a tuple of two references, and so on, is not written out.
@@ -443,8 +419,7 @@ func TestNestedTuples(t *testing.T) {
 	entry := dict{{"process_group", tuple{"0", ""}}, {"profiling_name", "nccl:send"}, {"time_created_ns", int64(1)}, {"input_sizes", []any{[]any{"HERE"}}}}
 	data := append(pickle(nil, dict{{"entries", []any{entry}}, {"pg_config", dict{}}}), opStop)
 	nested := append([]byte{opEmptyTuple}, bytes.Repeat([]byte{opPut, 0, opGet, 0, opTuple2}, 60)...)
-	f, err := parse("rank_0", bytes.Replace(data, pickle(nil, "HERE"), nested, 1))
-	require.NoError(t, err)
+	f := must.Get(parse("rank_0", bytes.Replace(data, pickle(nil, "HERE"), nested, 1)))
 	require.Equal(t, "[[0]]", f.Entries[0].Sizes)
 }
 
@@ -465,8 +440,7 @@ func TestSharedLists(t *testing.T) {
 		data = append(pickle(data, fmt.Sprint(i)), opGet, 1)
 	}
 	data = append(data, opSetItems, opSetItems, opStop)
-	f, err := parse("rank_0", data)
-	require.NoError(t, err)
+	f := must.Get(parse("rank_0", data))
 	require.Len(t, f.Entries, 10_001)
 	require.Equal(t, "[[0, 1, 2, 3, 4, 5, 6, 7, ...]]", f.Entries[9].Sizes)
 	require.Len(t, f.Groups, 10_001)
@@ -499,18 +473,10 @@ func TestDumpDoesNotFollowLinks(t *testing.T) {
 	r := sample(t, 0)
 	r.options.Prefix = filepath.Join(dir, "rank_")
 	for range 2 { // the second one replaces the first
-		name, err := r.Dump()
-		require.NoError(t, err)
-		f, err := os.Lstat(name)
-		require.NoError(t, err)
-		require.True(t, f.Mode().IsRegular())
-		files, err := os.ReadDir(dir)
-		require.NoError(t, err)
-		require.Len(t, files, 1)
+		require.True(t, must.Get(os.Lstat(must.Get(r.Dump()))).Mode().IsRegular())
+		require.Len(t, must.Get(os.ReadDir(dir)), 1)
 	}
-	kept, err := os.ReadFile(foreign)
-	require.NoError(t, err)
-	require.Equal(t, "not a dump", string(kept))
+	require.Equal(t, "not a dump", string(must.Get(os.ReadFile(foreign))))
 }
 
 // TestDumpWithoutGroup: a process that is in no group yet has no number. It writes no file, which would be rank 0's, and
@@ -518,17 +484,11 @@ func TestDumpDoesNotFollowLinks(t *testing.T) {
 func TestDumpWithoutGroup(t *testing.T) {
 	dir := t.TempDir()
 	r := New(Options{Prefix: filepath.Join(dir, "rank_")})
-	_, err := r.Dump()
-	require.ErrorContains(t, err, "this process has no rank yet")
-	files, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Empty(t, files)
+	require.ErrorContains(t, must.Err(r.Dump()), "this process has no rank yet")
+	require.Empty(t, must.Get(os.ReadDir(dir)))
 	var b bytes.Buffer
-	_, err = r.WriteTo(&b)
-	require.NoError(t, err)
-	f, err := parse("rank_3", b.Bytes())
-	require.NoError(t, err)
-	require.Equal(t, 3, f.Rank)
+	must.Get(r.WriteTo(&b))
+	require.Equal(t, 3, must.Get(parse("rank_3", b.Bytes())).Rank)
 }
 
 // TestClaimedRanks: many ranks in the text of many groups cost no more than their bytes.
@@ -545,8 +505,7 @@ func TestClaimedRanks(t *testing.T) {
 	for i := range groups {
 		data = append(pickle(data, fmt.Sprint(i+1)), opGet, 1)
 	}
-	f, err := parse("rank_0", append(data, opSetItems, opSetItems, opStop))
-	require.NoError(t, err)
+	f := must.Get(parse("rank_0", append(data, opSetItems, opSetItems, opStop)))
 	done := make(chan *Job, 1)
 	go func() {
 		j, _ := Merge([]*File{f})

@@ -4,7 +4,7 @@
 // the connection ends. The trainer publishes versions, each with a number that is greater than the one before. The first is
 // at least 1:
 //
-//	p, err := weights.Listen(ctx, "10.0.0.1:29600", weights.PublisherOptions{})
+//	p, err := weights.Listen(ctx, "10.0.0.1:29600")
 //	...
 //	report, err := p.Publish(ctx, step+1, []weights.Named{{Name: "embedding", Tensor: t}})
 //

@@ -9,6 +9,7 @@ import (
 
 	"github.com/c10d-go/c10d/internal/attack"
 	"github.com/c10d-go/c10d/internal/credentials"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/testcerts"
 )
 
@@ -37,8 +38,7 @@ func TestHandshakesOfStrangers(t *testing.T) {
 			p := listen(t, PublisherOptions{TLS: server, Timeout: 10 * patience})
 			before := heap()
 			for range c.count {
-				conn, err := net.Dial("tcp", p.Addr())
-				require.NoError(t, err)
+				conn := must.Get(net.Dial("tcp", p.Addr()))
 				defer conn.Close()
 				c.send(conn) // the publisher may have closed it
 			}

@@ -16,6 +16,7 @@ import (
 	"time"
 	"weak"
 
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/internal/strangers"
 	"github.com/c10d-go/c10d/internal/tcpsock"
 	"github.com/c10d-go/c10d/tensor"
@@ -115,7 +116,8 @@ type peer struct {
 }
 
 // Listen returns a publisher to which receivers connect at address.
-func Listen(ctx context.Context, address string, o PublisherOptions) (*Publisher, error) {
+func Listen(ctx context.Context, address string, opts ...PublisherOptions) (*Publisher, error) {
+	o := option.Last(opts)
 	o.Bucket, o.Timeout = cmp.Or(o.Bucket, DefaultBucket), cmp.Or(o.Timeout, DefaultTimeout)
 	if o.Timeout < 0 || o.Bucket < minBucket || o.Bucket > maxBucket || o.Bucket%64 != 0 {
 		return nil, fmt.Errorf("weights: Listen: Timeout %v or Bucket %d is out of range", o.Timeout, o.Bucket)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/internal/credentials"
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/internal/tcpsock"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -125,7 +126,8 @@ func (v Version) Release() {
 
 // Dial returns a receiver that connects to a publisher, now and whenever the connection is lost, until Close.
 // It does not wait for the publisher: see Await.
-func Dial(address string, o ReceiverOptions) (*Receiver, error) {
+func Dial(address string, opts ...ReceiverOptions) (*Receiver, error) {
+	o := option.Last(opts)
 	o.Timeout, o.Retry, o.MaxBytes = cmp.Or(o.Timeout, DefaultTimeout), cmp.Or(o.Retry, 5*time.Second), cmp.Or(o.MaxBytes, math.MaxInt64)
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

@@ -6,12 +6,14 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"sync"
 	"testing"
 	"testing/fstest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -57,18 +59,15 @@ func TestGrowingParameter(t *testing.T) {
 	p := listen(t, PublisherOptions{})
 	r := dial(t, p.Addr(), ReceiverOptions{})
 	require.NoError(t, p.Await(within(t), 1))
-	x, err := tensor.New(tensor.Int32, 24<<20)
-	require.NoError(t, err)
-	data, err := tensor.Data[int32](x)
-	require.NoError(t, err)
+	x := must.Get(tensor.New(tensor.Int32, 24<<20))
+	data := must.Get(tensor.Data[int32](x))
 	for i := range data {
 		data[i] = int32(i)
 	}
 	params := []Named{{"x", x}}
 	for version := uint64(1); version < 4; version++ {
 		data[1<<20]++
-		_, err = p.Publish(within(t), version, params)
-		require.NoError(t, err)
+		must.Get(p.Publish(within(t), version, params))
 		requireVersion(t, r, version, params)
 	}
 }
@@ -82,19 +81,15 @@ func TestEscapes(t *testing.T) {
 		require.NotRegexp(t, "[^ -~\ufffd]", s)
 	}
 	p := listen(t, PublisherOptions{})
-	c, err := net.Dial("tcp", p.Addr())
-	require.NoError(t, err)
+	c := must.Get(net.Dial("tcp", p.Addr()))
 	defer c.Close()
-	_, err = c.Write(header{kind: kindHello, count: protocol}.withPayload([]byte(bad)))
-	require.NoError(t, err)
+	must.Get(c.Write(header{kind: kindHello, count: protocol}.withPayload([]byte(bad))))
 	require.NoError(t, p.Await(within(t), 1))
-	_, err = c.Write(frame(kindRefuse, []byte(bad)))
-	require.NoError(t, err)
+	must.Get(c.Write(frame(kindRefuse, []byte(bad))))
 	params := model(t, 1)
 	params[0].Name = bad
 	for version := uint64(1); ; version++ {
-		report, err := p.Publish(within(t), version, params)
-		require.NoError(t, err)
+		report := must.Get(p.Publish(within(t), version, params))
 		if len(report.Dropped) > 0 {
 			plain(report.Dropped[0].Name)
 			plain(report.Dropped[0].Err.Error())
@@ -108,16 +103,17 @@ func TestEscapes(t *testing.T) {
 	plain(r.Status().Err.Error())
 }
 
-// stalling connects receivers that read so many bytes and then nothing more.
-func stalling(t *testing.T, p *Publisher, bytes ...int64) {
+// stalling connects receivers that read so many bytes and then nothing more. The function that it returns waits until they
+// have read these.
+func stalling(t *testing.T, p *Publisher, bytes ...int64) (stalled func()) {
+	var reading sync.WaitGroup
 	for _, n := range bytes {
-		c, err := net.Dial("tcp", p.Addr())
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", p.Addr()))
 		t.Cleanup(func() { c.Close() })
-		_, err = c.Write(header{kind: kindHello, count: protocol}.withPayload([]byte("stalling")))
-		require.NoError(t, err)
-		go io.CopyN(io.Discard, c, n)
+		must.Get(c.Write(header{kind: kindHello, count: protocol}.withPayload([]byte("stalling"))))
+		reading.Go(func() { io.CopyN(io.Discard, c, n) })
 	}
+	return func() { must.End(t, "receivers that stall", reading.Wait) }
 }
 
 // TestStallsDoNotAddUp: an update waits for the timeout once, however many receivers stall, and wherever.
@@ -125,18 +121,16 @@ func TestStallsDoNotAddUp(t *testing.T) {
 	const timeout = 10 * time.Second
 	publish := func(t *testing.T, p *Publisher, version uint64, params []Named, dropped int, most time.Duration) {
 		begun := time.Now()
-		report, err := p.Publish(t.Context(), version, params)
-		require.NoError(t, err)
+		report := must.Get(p.Publish(t.Context(), version, params))
 		require.Less(t, time.Since(begun), most)
 		require.Len(t, report.Dropped, dropped)
 		require.Equal(t, 1, report.Receivers)
 	}
-	x, err := tensor.New(tensor.Uint8, 128<<20)
-	require.NoError(t, err)
-	small, err := tensor.New(tensor.Uint8, 100)
-	require.NoError(t, err)
+	x := must.Get(tensor.New(tensor.Uint8, 128<<20))
+	small := must.Get(tensor.New(tensor.Uint8, 100))
 	params := []Named{{"x", x}}
 	t.Run("in an update", func(t *testing.T) {
+		t.Parallel()
 		p := listen(t, PublisherOptions{Timeout: timeout})
 		r := dial(t, p.Addr(), ReceiverOptions{})
 		stalling(t, p, 0, 20<<20, 60<<20, 100<<20)
@@ -145,13 +139,13 @@ func TestStallsDoNotAddUp(t *testing.T) {
 		requireVersion(t, r, 1, params)
 	})
 	t.Run("late", func(t *testing.T) {
+		t.Parallel()
 		p := listen(t, PublisherOptions{Timeout: timeout})
 		r := dial(t, p.Addr(), ReceiverOptions{})
 		require.NoError(t, p.Await(within(t), 1))
 		publish(t, p, 1, params, 0, patience)
-		stalling(t, p, 80<<20, 80<<20, 80<<20)
+		stalling(t, p, 80<<20, 80<<20, 80<<20)() // with the version that newcomers get
 		require.NoError(t, p.Await(within(t), 4))
-		time.Sleep(time.Second) // they stall before the update begins
 		params := []Named{{"small", small}}
 		publish(t, p, 2, params, 3, timeout+timeout/2)
 		requireVersion(t, r, 2, params)
@@ -165,16 +159,13 @@ func TestALowerVersion(t *testing.T) {
 	r := dial(t, p.Addr(), ReceiverOptions{})
 	params := model(t, 1)
 	require.NoError(t, p.Await(within(t), 1))
-	_, err := p.Publish(within(t), 5, params)
-	require.NoError(t, err)
+	must.Get(p.Publish(within(t), 5, params))
 	require.NoError(t, r.Await(within(t), 4))
 	require.NoError(t, p.Close())
-	p, err = Listen(within(t), p.Addr(), PublisherOptions{})
-	require.NoError(t, err)
+	p = must.Get(Listen(within(t), p.Addr()))
 	defer p.Close()
 	require.NoError(t, p.Await(within(t), 1))
-	_, err = p.Publish(within(t), 3, params)
-	require.NoError(t, err)
+	must.Get(p.Publish(within(t), 3, params))
 	requireVersion(t, r, 3, params)
 	require.EqualValues(t, 3, r.Status().Version)
 	require.ErrorContains(t, r.Await(canceled(), 4), "version 4 has not come from "+p.Addr()+", the receiver has 3")

@@ -19,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -148,10 +149,8 @@ func testTorch(t *testing.T, compiler string) {
 	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	in := must.Get(cmd.StdinPipe())
+	out := must.Get(cmd.StdoutPipe())
 	require.NoError(t, cmd.Start())
 	ended := false
 	defer func() {
@@ -216,10 +215,9 @@ func testTorch(t *testing.T, compiler string) {
 		require.Equal(t, tensor.BFloat16, v.Tensor("w").DType())
 		requireNarrow(t, v)
 		v.Release()
-		_, err = in.Write([]byte("\n"))
-		require.NoError(t, err)
+		must.Get(in.Write([]byte("\n")))
 	}
-	err = cmd.Wait()
+	err := cmd.Wait()
 	ended = true
 	require.ErrorContains(t, err, "killed", &stderr)
 	for _, r := range receivers {
@@ -245,10 +243,8 @@ sys.stdin.readline()
 `)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	pipe, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	in := must.Get(cmd.StdinPipe())
+	pipe := must.Get(cmd.StdoutPipe())
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		in.Close()
@@ -265,8 +261,7 @@ sys.stdin.readline()
 // not keep a place.
 func TestTorchSlowHello(t *testing.T) {
 	addr, _ := publisher(t, "")
-	c, err := net.Dial("tcp", addr)
-	require.NoError(t, err)
+	c := must.Get(net.Dial("tcp", addr))
 	defer c.Close()
 	closed := make(chan struct{})
 	go func() {
@@ -298,8 +293,7 @@ used, _ = p.publish(1, [("w", torch.zeros(4))])
 print(used, ascii(p.dropped), flush=True)
 `)
 	dialed := func() net.Conn {
-		c, err := net.Dial("tcp", addr)
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", addr))
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
@@ -310,8 +304,7 @@ print(used, ascii(p.dropped), flush=True)
 	const bad = "\x1b]0;owned\a\n\xff\u202e"
 	_, err := c.Write(append(header{kind: kindHello, count: protocol}.withPayload([]byte(bad)), frame(kindRefuse, []byte(bad))...))
 	require.NoError(t, err)
-	line, err := out.ReadString('\n')
-	require.NoError(t, err)
+	line := must.Get(out.ReadString('\n'))
 	require.Equal(t, `0 [('?]0;owned??\ufffd?', 'it refused: ?]0;owned??\ufffd?')]`+"\n", line)
 }
 
@@ -324,11 +317,9 @@ while len(p) < 1:
 used, _ = p.publish(1, [("w", torch.zeros(4))])
 print("published to", used, flush=True)
 `)
-	c, err := net.Dial("tcp", addr)
-	require.NoError(t, err)
+	c := must.Get(net.Dial("tcp", addr))
 	defer c.Close()
-	_, err = c.Write(header{kind: kindHello, count: protocol}.withPayload([]byte("other")))
-	require.NoError(t, err)
+	must.Get(c.Write(header{kind: kindHello, count: protocol}.withPayload([]byte("other"))))
 	published := make(chan string, 1)
 	go func() {
 		line, _ := out.ReadString('\n')
@@ -368,12 +359,9 @@ func requireTorch(t testing.TB) {
 // requireNarrow wants the codes of "narrow" to be those of "wide" divided by the rows' scales.
 func requireNarrow(t *testing.T, v Version) {
 	t.Helper()
-	wide, err := tensor.Data[tensor.BF16](v.Tensor("wide"))
-	require.NoError(t, err)
-	codes, err := tensor.Data[tensor.F8E4M3](v.Tensor("narrow"))
-	require.NoError(t, err)
-	scales, err := tensor.Data[float32](v.Tensor("narrow_scale"))
-	require.NoError(t, err)
+	wide := must.Get(tensor.Data[tensor.BF16](v.Tensor("wide")))
+	codes := must.Get(tensor.Data[tensor.F8E4M3](v.Tensor("narrow")))
+	scales := must.Get(tensor.Data[float32](v.Tensor("narrow_scale")))
 	require.Equal(t, []int{9, 4, 30}, v.Tensor("narrow").Shape())
 	require.Equal(t, []int{9, 1, 1}, v.Tensor("narrow_scale").Shape())
 	for row, scale := range scales {

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/c10d-go/c10d/internal/credentials"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/testcerts"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -37,15 +38,13 @@ func within(t testing.TB) context.Context {
 }
 
 func listen(t testing.TB, o PublisherOptions) *Publisher {
-	p, err := Listen(within(t), "127.0.0.1:0", o)
-	require.NoError(t, err)
+	p := must.Get(Listen(within(t), "127.0.0.1:0", o))
 	t.Cleanup(func() { p.Close() })
 	return p
 }
 
 func dial(t testing.TB, address string, o ReceiverOptions) *Receiver {
-	r, err := Dial(address, o)
-	require.NoError(t, err)
+	r := must.Get(Dial(address, o))
 	t.Cleanup(func() { r.Close() })
 	return r
 }
@@ -58,8 +57,7 @@ func model(t testing.TB, seed uint64) []Named {
 		{"a", tensor.BFloat16, []int{33, 4000}}, {"b", tensor.Float32, []int{7}}, {"empty", tensor.Float64, []int{3, 0}},
 		{"scalar", tensor.Complex128, nil}, {"bytes", tensor.Uint8, []int{96000}}, {"c", tensor.Int64, []int{25000}}, {"mask", tensor.Bool, []int{9}},
 	} {
-		x, err := tensor.New(p.DType, p.Shape...)
-		require.NoError(t, err)
+		x := must.Get(tensor.New(p.DType, p.Shape...))
 		for j := range x.Bytes() {
 			if x.Bytes()[j] = byte(random.Uint32()); p.DType == tensor.Bool {
 				x.Bytes()[j] &= 1
@@ -117,8 +115,7 @@ func TestVersions(t *testing.T) {
 				b[random.IntN(len(b))] ^= 1
 			}
 		}
-		report, err := p.Publish(within(t), version, params)
-		require.NoError(t, err)
+		report := must.Get(p.Publish(within(t), version, params))
 		require.Empty(t, report.Dropped)
 		require.GreaterOrEqual(t, report.Receivers, 1)
 		if changes == 0 && version != 1 && version != 20 {
@@ -146,17 +143,14 @@ func TestAccept(t *testing.T) {
 	}})
 	require.NoError(t, p.Await(within(t), 1))
 	params := model(t, 1)
-	_, err := p.Publish(within(t), 1, params)
-	require.NoError(t, err)
-	report, err := p.Publish(within(t), 2, params[:6])
-	require.NoError(t, err)
+	must.Get(p.Publish(within(t), 1, params))
+	report := must.Get(p.Publish(within(t), 2, params[:6]))
 	require.Zero(t, report.Receivers)
 	require.ErrorContains(t, report.Dropped[0].Err, "it refused: weights: publisher "+p.Addr()+": 6 parameters, want 7")
 	require.ErrorContains(t, r.Status().Err, "6 parameters, want 7")
 	requireVersion(t, r, 1, params)
 	require.Eventually(t, func() bool {
-		_, err := p.Publish(within(t), uint64(time.Now().UnixNano()), params)
-		require.NoError(t, err)
+		must.Get(p.Publish(within(t), uint64(time.Now().UnixNano()), params))
 		return r.Status().Version > 1
 	}, patience, time.Millisecond)
 	requireVersion(t, r, r.Status().Version, params)
@@ -174,8 +168,7 @@ func TestTLS(t *testing.T) {
 	require.NoError(t, p.Await(within(t), 1))
 	for v := uint64(1); v < 4; v++ {
 		params[1].Tensor.Bytes()[0]++
-		_, err = p.Publish(within(t), v, params)
-		require.NoError(t, err)
+		must.Get(p.Publish(within(t), v, params))
 		require.NoError(t, r.Await(within(t), v))
 		requireVersion(t, r, v, params)
 	}
@@ -189,18 +182,14 @@ func TestTLS(t *testing.T) {
 func TestStalledReceiver(t *testing.T) {
 	p := listen(t, PublisherOptions{Timeout: 3 * time.Second})
 	r := dial(t, p.Addr(), ReceiverOptions{Name: "good"})
-	stalled, err := net.Dial("tcp", p.Addr())
-	require.NoError(t, err)
+	stalled := must.Get(net.Dial("tcp", p.Addr()))
 	defer stalled.Close()
-	_, err = stalled.Write(header{kind: kindHello, count: protocol}.withPayload([]byte("stalled")))
-	require.NoError(t, err)
+	must.Get(stalled.Write(header{kind: kindHello, count: protocol}.withPayload([]byte("stalled"))))
 	require.NoError(t, p.Await(within(t), 2))
-	big, err := tensor.New(tensor.Uint8, 64<<20)
-	require.NoError(t, err)
+	big := must.Get(tensor.New(tensor.Uint8, 64<<20))
 	params := []Named{{"big", big}}
 	begun := time.Now()
-	report, err := p.Publish(within(t), 1, params)
-	require.NoError(t, err)
+	report := must.Get(p.Publish(within(t), 1, params))
 	require.Less(t, time.Since(begun), patience/6)
 	require.Equal(t, 1, report.Receivers)
 	require.Len(t, report.Dropped, 1)
@@ -210,10 +199,8 @@ func TestStalledReceiver(t *testing.T) {
 
 	// A reader that keeps a version: the receiver cannot acknowledge the next but one.
 	v, _ := r.Acquire()
-	_, err = p.Publish(within(t), 2, params)
-	require.NoError(t, err)
-	report, err = p.Publish(within(t), 3, params)
-	require.NoError(t, err)
+	must.Get(p.Publish(within(t), 2, params))
+	report = must.Get(p.Publish(within(t), 3, params))
 	require.Zero(t, report.Receivers)
 	require.ErrorContains(t, report.Dropped[0].Err, "it did not acknowledge version 3 within 3s")
 	require.EqualValues(t, 1, v.Number())
@@ -233,11 +220,9 @@ func strange(t *testing.T, p *Publisher, count int) {
 	}
 	before := connected()
 	for range count {
-		stranger, err := net.Dial("tcp", p.Addr())
-		require.NoError(t, err)
+		stranger := must.Get(net.Dial("tcp", p.Addr()))
 		t.Cleanup(func() { stranger.Close() })
-		_, err = stranger.Write(header{kind: kindHello, count: protocol}.withPayload(nil))
-		require.NoError(t, err)
+		must.Get(stranger.Write(header{kind: kindHello, count: protocol}.withPayload(nil)))
 	}
 	require.Eventually(t, func() bool { return connected() == before+count }, patience, time.Millisecond)
 }
@@ -249,12 +234,10 @@ func TestStrangersDelayNoUpdate(t *testing.T) {
 			p := listen(t, PublisherOptions{Timeout: 10 * patience})
 			r := dial(t, p.Addr(), ReceiverOptions{})
 			require.NoError(t, p.Await(within(t), 1))
-			x, err := tensor.New(tensor.Uint8, size)
-			require.NoError(t, err)
+			x := must.Get(tensor.New(tensor.Uint8, size))
 			params := []Named{{"x", x}}
 			for version := uint64(1); version < 4; version++ {
-				report, err := p.Publish(within(t), version, params)
-				require.NoError(t, err)
+				report := must.Get(p.Publish(within(t), version, params))
 				require.Equal(t, 1, report.Receivers)
 				require.Empty(t, report.Dropped)
 				requireVersion(t, r, version, params)
@@ -277,10 +260,8 @@ func canceled() context.Context {
 // TestAwaitAfterRefusal: a trainer whose version is refused by whoever comes can wait for receivers and publish another.
 func TestAwaitAfterRefusal(t *testing.T) {
 	p := listen(t, PublisherOptions{})
-	wrong, err := tensor.New(tensor.Int8, 3)
-	require.NoError(t, err)
-	_, err = p.Publish(within(t), 1, []Named{{"wrong", wrong}})
-	require.NoError(t, err)
+	wrong := must.Get(tensor.New(tensor.Int8, 3))
+	must.Get(p.Publish(within(t), 1, []Named{{"wrong", wrong}}))
 	r := dial(t, p.Addr(), ReceiverOptions{Retry: time.Millisecond, Accept: func(params []Param) error {
 		if params[0].Name == "wrong" {
 			return errors.New("another model")
@@ -289,8 +270,7 @@ func TestAwaitAfterRefusal(t *testing.T) {
 	}})
 	require.NoError(t, p.Await(within(t), 1))
 	params := model(t, 2)
-	_, err = p.Publish(within(t), 2, params)
-	require.NoError(t, err)
+	must.Get(p.Publish(within(t), 2, params))
 	require.NoError(t, r.Await(within(t), 2))
 	requireVersion(t, r, 2, params)
 }
@@ -299,16 +279,13 @@ func TestAwaitAfterRefusal(t *testing.T) {
 func TestStrangersAreDropped(t *testing.T) {
 	const count = 12
 	p := listen(t, PublisherOptions{Timeout: time.Second})
-	big, err := tensor.New(tensor.Uint8, 64<<20)
-	require.NoError(t, err)
+	big := must.Get(tensor.New(tensor.Uint8, 64<<20))
 	params := []Named{{"big", big}}
-	_, err = p.Publish(within(t), 1, params)
-	require.NoError(t, err)
+	must.Get(p.Publish(within(t), 1, params))
 	strange(t, p, count)
 	dropped := 0
 	for version := uint64(2); dropped < count; version++ {
-		report, err := p.Publish(within(t), version, params)
-		require.NoError(t, err)
+		report := must.Get(p.Publish(within(t), version, params))
 		for _, d := range report.Dropped {
 			require.ErrorContains(t, d.Err, "it took no data for 1s")
 		}
@@ -319,16 +296,13 @@ func TestStrangersAreDropped(t *testing.T) {
 // TestNewcomerAmongUpdates: a receiver gets a version although a new one comes before it has taken the last.
 func TestNewcomerAmongUpdates(t *testing.T) {
 	p := listen(t, PublisherOptions{Full: true})
-	x, err := tensor.New(tensor.Uint8, 3*batch)
-	require.NoError(t, err)
+	x := must.Get(tensor.New(tensor.Uint8, 3*batch))
 	params := []Named{{"x", x}}
-	_, err = p.Publish(within(t), 1, params)
-	require.NoError(t, err)
+	must.Get(p.Publish(within(t), 1, params))
 	r := dial(t, p.Addr(), ReceiverOptions{})
 	end := time.Now().Add(time.Minute)
 	for version := uint64(2); r.Status().Version == 0; version++ {
-		_, err := p.Publish(within(t), version, params)
-		require.NoError(t, err)
+		must.Get(p.Publish(within(t), version, params))
 		require.True(t, time.Now().Before(end), "no version")
 	}
 }
@@ -343,25 +317,19 @@ func TestCancelledPublish(t *testing.T) {
 	_, err = silent.Write(append(header{kind: kindHello, count: protocol}.withPayload(nil), frame(kindAck, binary.LittleEndian.AppendUint64(nil, 1))...))
 	require.NoError(t, err)
 	require.NoError(t, p.Await(within(t), 2))
-	report, err := p.Publish(within(t), 1, params)
-	require.NoError(t, err)
-	require.Equal(t, 2, report.Receivers)
+	require.Equal(t, 2, must.Get(p.Publish(within(t), 1, params)).Receivers)
 	why := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(within(t))
 	time.AfterFunc(50*time.Millisecond, func() { cancel(why) })
-	_, err = p.Publish(ctx, 2, model(t, 2))
-	require.ErrorIs(t, err, why)
-	_, err = p.Publish(ctx, 3, params)
-	require.ErrorIs(t, err, why)
+	require.ErrorIs(t, must.Err(p.Publish(ctx, 2, model(t, 2))), why)
+	require.ErrorIs(t, must.Err(p.Publish(ctx, 3, params)), why)
 	require.NoError(t, p.Await(within(t), 1), "the receiver connects again")
 	params = model(t, 4)
-	_, err = p.Publish(within(t), 4, params)
-	require.NoError(t, err)
+	must.Get(p.Publish(within(t), 4, params))
 	require.NoError(t, r.Await(within(t), 4))
 	requireVersion(t, r, 4, params)
 	require.NoError(t, p.Close())
-	_, err = p.Publish(within(t), 5, params)
-	require.ErrorIs(t, err, net.ErrClosed)
+	require.ErrorIs(t, must.Err(p.Publish(within(t), 5, params)), net.ErrClosed)
 	require.ErrorIs(t, p.Await(within(t), 1), net.ErrClosed)
 }
 
@@ -384,18 +352,14 @@ func TestLateCancellation(t *testing.T) {
 	p := listen(t, PublisherOptions{Bucket: minBucket})
 	r := dial(t, p.Addr(), ReceiverOptions{})
 	require.NoError(t, p.Await(within(t), 1))
-	x, err := tensor.Full(tensor.Float32, 1, 32*minBucket/4)
-	require.NoError(t, err)
+	x := must.Get(tensor.Full(tensor.Float32, 1, 32*minBucket/4))
 	params := []Named{{"x", x}}
-	_, err = p.Publish(within(t), 1, params)
-	require.NoError(t, err)
+	must.Get(p.Publish(within(t), 1, params))
 	require.NoError(t, x.Fill(2))
-	_, err = p.Publish(&late{Context: within(t)}, 2, params)
-	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, must.Err(p.Publish(&late{Context: within(t)}, 2, params)), context.Canceled)
 	require.NoError(t, p.Await(within(t), 1), "the receiver connects again")
 	require.NoError(t, x.Fill(3))
-	_, err = p.Publish(within(t), 3, params)
-	require.NoError(t, err)
+	must.Get(p.Publish(within(t), 3, params))
 	require.NoError(t, r.Await(within(t), 2))
 	requireVersion(t, r, 3, params)
 }
@@ -439,8 +403,7 @@ func TestNoTornVersions(t *testing.T) {
 		})
 	}
 	data := make([]int32, n)
-	x, err := tensor.Of(data, n)
-	require.NoError(t, err)
+	x := must.Get(tensor.Of(data, n))
 	for version := uint64(1); version <= 100; version++ {
 		for i := range n / 2 {
 			data[i] = int32(version)
@@ -449,9 +412,7 @@ func TestNoTornVersions(t *testing.T) {
 			data[i] = 0
 		}
 		data[n/2+int(version)*13%(n/2)] = int32(version) // a short delta
-		report, err := p.Publish(within(t), version, []Named{{"w", x}})
-		require.NoError(t, err)
-		require.Equal(t, 1, report.Receivers)
+		require.Equal(t, 1, must.Get(p.Publish(within(t), version, []Named{{"w", x}})).Receivers)
 	}
 	close(done)
 	readers.Wait()
@@ -466,8 +427,7 @@ type fake struct {
 }
 
 func newFake(t *testing.T) *fake {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	f := &fake{t: t, Listener: l}
 	t.Cleanup(func() { l.Close(); f.conn.Close() })
 	return f
@@ -623,13 +583,11 @@ func TestWrongReceivers(t *testing.T) {
 	defer cancel()
 	require.ErrorContains(t, p.Await(ctx, 1), "0 of 1 receivers have connected")
 	for _, o := range []PublisherOptions{{Bucket: 100}, {Timeout: -1}, {Bucket: 2 * maxBucket}} {
-		_, err := Listen(t.Context(), "127.0.0.1:0", o)
-		require.ErrorContains(t, err, "is out of range")
+		require.ErrorContains(t, must.Err(Listen(t.Context(), "127.0.0.1:0", o)), "is out of range")
 	}
-	_, err := Dial("127.0.0.1", ReceiverOptions{})
+	_, err := Dial("127.0.0.1")
 	require.ErrorContains(t, err, "missing port")
-	_, err = Dial("127.0.0.1:1", ReceiverOptions{MaxBytes: -1})
-	require.ErrorContains(t, err, "is out of range")
+	require.ErrorContains(t, must.Err(Dial("127.0.0.1:1", ReceiverOptions{MaxBytes: -1})), "is out of range")
 	_, err = p.Publish(t.Context(), 1, []Named{{Name: "x"}})
 	require.ErrorContains(t, err, `parameter "x" is not a contiguous tensor in host memory`)
 }

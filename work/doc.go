@@ -2,7 +2,7 @@
 //
 // An operation is issued in one place and waited for in another:
 //
-//	w, err := g.AllReduce(ctx, grads, backend.AllReduceOptions{})
+//	w, err := g.AllReduce(ctx, grad, pg.Sum())
 //	if err != nil {
 //		return err // the call was wrong; nothing was sent
 //	}
@@ -30,7 +30,11 @@
 // panicked, the cause is a *PanicError, with the panic's value and stack. If a link is to blame and no
 // rank, the cause is a *LinkError.
 //
-// # Making a Work
+// # For authors of backends
+//
+// A program needs none of these, and an object that it makes itself runs no operation: [Promise], [NewPromise],
+// [Completed], [Issuer], [Names], [Recovered], [ErrExited], [Observer], [Origin], [Work.Observe], [Work.Succeeded] and
+// [Work.Began].
 //
 // A backend makes a Promise, gives its Work to the caller, and completes it on every path. A Work
 // without RunBy cannot be aborted. Without a method Order of the runner, Synchronize waits for the end.

@@ -499,7 +499,9 @@ func TestWithoutStart(t *testing.T) {
 	began := w.Began()
 	require.GreaterOrEqual(t, began, before)
 	require.LessOrEqual(t, began, time.Since(work.Origin()))
-	time.Sleep(time.Millisecond)
+	for time.Since(work.Origin()) <= began {
+		runtime.Gosched()
+	}
 	p.Start()
 	seq, start, end, ok := w.Succeeded()
 	require.True(t, ok)

@@ -13,9 +13,9 @@ import (
 	"github.com/ebitengine/purego"
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -39,22 +39,18 @@ func BenchmarkBeside(b *testing.B) {
 		b.Skipf("needs ranks that c10d run has started, and %s", besideLibrary)
 	}
 	ctx := b.Context()
-	d, err := cuda.Default()
-	require.NoError(b, err)
+	d := must.Get(cuda.Default())
 	g, err := pg.Init(ctx, "env://", pg.InitOptions{Options: pg.Options{
-		Backend: "cpu:gloo,cuda:cuda", BackendOptions: []backend.SpecificOptions{cuda.Options{Driver: d}},
+		Backend: "cpu:gloo,cuda:cuda", BackendOptions: pg.BackendOptions{cuda.Options{Driver: d}},
 	}})
 	require.NoError(b, err)
-	v, err := d.Device(g.Rank() % d.Count())
-	require.NoError(b, err)
-	s, err := v.NewStream(driver.StreamOptions{Name: "products"})
-	require.NoError(b, err)
+	v := must.Get(d.Device(g.Rank() % d.Count()))
+	s := must.Get(v.NewStream(driver.StreamOptions{Name: "products"}))
 	p := newProducts(b, library, v, s)
 	const buckets, bytes = 4, 32 << 20
 	ts := make([]*tensor.Tensor, buckets)
 	for i := range ts {
-		ts[i], err = tensor.OnDevice(tensor.Float32, p.alloc(bytes), bytes/4)
-		require.NoError(b, err)
+		ts[i] = must.Get(tensor.OnDevice(tensor.Float32, p.alloc(bytes), bytes/4))
 	}
 	step := func(context func(context.Context, driver.Stream) context.Context) {
 		var works []*work.Work
@@ -63,8 +59,7 @@ func BenchmarkBeside(b *testing.B) {
 			if context == nil {
 				continue
 			}
-			w, err := g.AllReduce(context(ctx, s), []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Avg()})
-			require.NoError(b, err)
+			w := must.Get(g.AllReduce(context(ctx, s), t, pg.Avg()))
 			works = append(works, w)
 		}
 		p.run(2)
@@ -94,9 +89,7 @@ func BenchmarkBeside(b *testing.B) {
 			times := make([][]float64, len(contexts))
 			for i := range 45 {
 				for k, c := range contexts {
-					w, err := g.Barrier(ctx, backend.BarrierOptions{})
-					require.NoError(b, err)
-					require.NoError(b, w.Wait(ctx))
+					require.NoError(b, must.Get(g.BarrierAsync(ctx)).Wait(ctx))
 					p.drain()
 					begun := time.Now()
 					step(c.of)
@@ -138,9 +131,7 @@ const columns = 4096
 func newProducts(b *testing.B, library string, v driver.Device, s driver.Stream) *products {
 	p := &products{b: b, v: v, s: s, one: 1}
 	open := func(name string) uintptr {
-		h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL)
-		require.NoError(b, err)
-		return h
+		return must.Get(purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL))
 	}
 	cu, blas := open("libcuda.so.1"), open(library)
 	var retain func(*uintptr, int32) int32

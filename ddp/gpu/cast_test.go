@@ -13,6 +13,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/ddp/gpu"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -29,18 +30,12 @@ func TestCompress(t *testing.T) {
 }
 
 func (x *rank) compress(narrow tensor.DType) error {
-	params, err := x.model(true)
-	if err != nil {
-		return err
-	}
+	params := must.Get(x.model(true))
 	// A bucket without elements.
-	none, err := x.tensor(tensor.Float32, 0)
-	if err != nil {
-		return err
-	}
+	none := must.Get(x.tensor(tensor.Float32, 0))
 	params = append(params, ddp.Param{Name: "none", Value: none, Grad: none})
 	buckets := 0
-	d, err := ddp.New(x, x.g, params, ddp.Options{
+	d := must.Get(ddp.New(x, x.g, params, ddp.Options{
 		Device: x.own, BucketCap: 40, FirstBucket: 40,
 		Hook: ddp.CompressWrapper(narrow, func(ctx context.Context, b *ddp.Bucket) (*work.Work, error) {
 			if b.Buffer().DType() != narrow {
@@ -49,26 +44,15 @@ func (x *rank) compress(narrow tensor.DType) error {
 			buckets++
 			return ddp.AllReduceHook(ctx, b)
 		}),
-	})
-	if err != nil {
-		return err
-	}
+	}))
 	for it := range 3 {
-		if err := d.Begin(x); err != nil {
-			return err
-		}
+		must.Do(d.Begin(x))
 		for i := range slices.Backward(params) {
 			// The fraction is lost.
-			if err := x.set(params[i].Grad, func(int) float64 { return float64((1+x.rank)*(1+it)+i) + 1.0/4096 }); err != nil {
-				return err
-			}
-			if err := d.Ready(i); err != nil {
-				return err
-			}
+			must.Do(x.set(params[i].Grad, func(int) float64 { return float64((1+x.rank)*(1+it)+i) + 1.0/4096 }))
+			must.Do(d.Ready(i))
 		}
-		if err := d.Finish(x); err != nil {
-			return err
-		}
+		must.Do(d.Finish(x))
 		for i := range params {
 			want := 1.5*float64(1+it) + float64(i)
 			if err := x.expect(fmt.Sprintf("iteration %d, gradient %d", it, i), params[i].Grad, func(int) float64 { return want }); err != nil {
@@ -91,9 +75,7 @@ func TestCast(t *testing.T) {
 			for _, from := range dtypes {
 				for _, to := range dtypes {
 					for _, n := range []int{1, 7, 64, 3001} {
-						if err := x.cast(rng, to, from, n, rng.IntN(4)); err != nil {
-							return err
-						}
+						must.Do(x.cast(rng, to, from, n, rng.IntN(4)))
 					}
 				}
 			}
@@ -104,21 +86,10 @@ func TestCast(t *testing.T) {
 
 // cast casts n elements that begin at an element of their memory.
 func (x *rank) cast(rng *rand.Rand, to, from tensor.DType, n, at int) error {
-	whole, err := x.tensor(from, at+n)
-	if err != nil {
-		return err
-	}
-	src, err := whole.Slice(0, at, at+n)
-	if err != nil {
-		return err
-	}
-	if whole, err = x.tensor(to, at+n); err != nil {
-		return err
-	}
-	dst, err := whole.Slice(0, at, at+n)
-	if err != nil {
-		return err
-	}
+	whole := must.Get(x.tensor(from, at+n))
+	src := must.Get(whole.Slice(0, at, at+n))
+	whole = must.Get(x.tensor(to, at+n))
+	dst := must.Get(whole.Slice(0, at, at+n))
 	if err := x.own.Cast(dst, src); from.Size() == to.Size() {
 		if !errors.Is(err, driver.ErrInvalid) {
 			return fmt.Errorf("%v to %v: %v", from, to, err)
@@ -126,32 +97,17 @@ func (x *rank) cast(rng *rand.Rand, to, from tensor.DType, n, at int) error {
 		return nil
 	}
 	values := make([]float64, n)
-	if err := x.set(src, func(i int) float64 {
+	must.Do(x.set(src, func(i int) float64 {
 		v := any64(rng, from)
 		values[i] = v
 		return v
-	}); err != nil {
-		return err
-	}
-	if err := x.own.Cast(dst, src); err != nil {
-		return err
-	}
-	got, err := x.values(dst)
-	if err != nil {
-		return err
-	}
-	want, err := tensor.New(to, 1)
-	if err != nil {
-		return err
-	}
+	}))
+	must.Do(x.own.Cast(dst, src))
+	got := must.Get(x.values(dst))
+	want := must.Get(tensor.New(to, 1))
 	for i, v := range values {
-		if err := want.SetFloat64(float64(float32(v)), 0); err != nil {
-			return err
-		}
-		w, err := want.Float64At(0)
-		if err != nil {
-			return err
-		}
+		must.Do(want.SetFloat64(float64(float32(v)), 0))
+		w := must.Get(want.Float64At(0))
 		if g := got[i]; math.Float64bits(g) != math.Float64bits(w) && !(math.IsNaN(g) && math.IsNaN(w)) {
 			return fmt.Errorf("%v from %v to %v became %v, want %v", v, from, to, g, w)
 		}
@@ -180,34 +136,17 @@ func any64(rng *rand.Rand, d tensor.DType) float64 {
 func TestCastRefused(t *testing.T) {
 	withKernels(t, 1, func(t *testing.T, m machine) {
 		run(t, m, 1, func(x *rank) error {
-			a, err := x.tensor(tensor.Float32, 4)
-			if err != nil {
-				return err
-			}
-			b, err := x.tensor(tensor.BFloat16, 5)
-			if err != nil {
-				return err
-			}
-			whole, err := x.tensor(tensor.Int8, 4)
-			if err != nil {
-				return err
-			}
-			cpu, err := tensor.New(tensor.BFloat16, 4)
-			if err != nil {
-				return err
-			}
+			a := must.Get(x.tensor(tensor.Float32, 4))
+			b := must.Get(x.tensor(tensor.BFloat16, 5))
+			whole := must.Get(x.tensor(tensor.Int8, 4))
+			cpu := must.Get(tensor.New(tensor.BFloat16, 4))
 			for _, dst := range []*tensor.Tensor{nil, b, whole, cpu, a} {
 				if err := x.own.Cast(dst, a); !errors.Is(err, driver.ErrInvalid) {
 					return fmt.Errorf("to %v: %v", dst, err)
 				}
 			}
-			other, err := gpu.New(x.device, x.stream)
-			if err != nil {
-				return err
-			}
-			if err := other.Close(); err != nil {
-				return err
-			}
+			other := must.Get(gpu.New(x.device, x.stream))
+			must.Do(other.Close())
 			if err := other.Cast(a, a); !errors.Is(err, driver.ErrClosed) {
 				return fmt.Errorf("after Close: %v", err)
 			}

@@ -30,7 +30,7 @@
 // With Options.Hook it does not.
 //
 // Buckets are in device memory, and copies to and from them are on the stream. The group divides:
-// an average is one all-reduce with backend.Avg(). Ranks also exchange data about the model in CPU
+// an average is one all-reduce with pg.Avg(). Ranks also exchange data about the model in CPU
 // memory, so the group needs a backend for the CPU too: "cpu:gloo,cuda:cuda".
 //
 // # Limits

@@ -11,13 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/ddp/gpu"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/pg"
@@ -59,28 +59,18 @@ type member struct {
 }
 
 // sum all-reduces both tensors, and checks the sums.
-func (x *member) sum() error {
+func (x *member) sum() (err error) {
+	defer must.Catch(&err)
 	for _, t := range []*tensor.Tensor{x.small, x.large} {
-		p, err := gpu.Ptr(t)
-		if err != nil {
-			return err
-		}
-		h, err := x.driver.AllocHost(t.ByteLen())
-		if err != nil {
-			return err
-		}
+		p := must.Get(gpu.Ptr(t))
+		h := must.Get(x.driver.AllocHost(t.ByteLen()))
 		defer h.Close()
-		own, err := tensor.Of(make([]float32, t.Len()), t.Len())
-		if err != nil {
-			return err
-		}
+		own := must.Get(tensor.Of(make([]float32, t.Len()), t.Len()))
 		own.Fill(float64(1 + x.g.Rank()))
 		driver.HostAccess(x.driver, "set", driver.Writes(h.Ptr(), h.Len()))
 		copy(h.Bytes(), own.Bytes())
-		if err := x.stream.Copy(p, h.Ptr(), h.Len()); err != nil {
-			return err
-		}
-		w, err := x.g.AllReduce(cuda.WithStreams(x, x.stream), []*tensor.Tensor{t}, backend.AllReduceOptions{})
+		must.Do(x.stream.Copy(p, h.Ptr(), h.Len()))
+		w, err := x.g.AllReduce(cuda.WithStreams(x, x.stream), t, pg.Sum())
 		if err == nil {
 			err = w.Wait(x)
 		}
@@ -106,11 +96,9 @@ func (x *member) sum() error {
 }
 
 // settle waits until the stream has done everything.
-func (x *member) settle() error {
-	e, err := x.stream.Record()
-	if err != nil {
-		return err
-	}
+func (x *member) settle() (err error) {
+	defer must.Catch(&err)
+	e := must.Get(x.stream.Record())
 	defer e.Release()
 	return e.Sync(x)
 }
@@ -144,20 +132,14 @@ func epochs(t *testing.T, way string) {
 	defer cancel()
 	st, fabric, processes := store.NewHash(), mem.NewFabric(), 0
 	defer st.Close()
-	begin := func(device int) (*member, error) {
+	begin := func(device int) (_ *member, err error) {
+		defer must.Catch(&err)
 		x := &member{rank: rank{Context: ctx}, at: device, fabric: &mortal{Fabric: fabric, joined: make(map[string]int)}}
-		var err error
-		if x.driver, err = m.Process(fmt.Sprint("process ", processes)); err != nil {
-			return nil, err
-		}
+		x.driver = must.Get(m.Process(fmt.Sprint("process ", processes)))
 		processes++
 		x.closers = append(x.closers, x.driver)
-		if x.device, err = x.driver.Device(device); err != nil {
-			return nil, err
-		}
-		if x.stream, err = x.device.NewStream(driver.StreamOptions{Name: "trainer"}); err != nil {
-			return nil, err
-		}
+		x.device = must.Get(x.driver.Device(device))
+		x.stream = must.Get(x.device.NewStream(driver.StreamOptions{Name: "trainer"}))
 		x.closers = append(x.closers, x.stream)
 		if x.small, err = x.tensor(tensor.Float32, 3); err == nil {
 			x.large, err = x.tensor(tensor.Float32, 70_001)
@@ -168,7 +150,7 @@ func epochs(t *testing.T, way string) {
 		join := gloo.Options{Fabric: x.fabric}
 		return pg.Options{
 			Backend: "cpu:gloo,cuda:cuda", Timeout: patience,
-			BackendOptions: []backend.SpecificOptions{join, cuda.Options{Driver: x.driver, AllReduce: way, CPUOptions: join}},
+			BackendOptions: pg.BackendOptions{join, cuda.Options{Driver: x.driver, AllReduce: way, CPUOptions: join}},
 		}
 	}
 	each := func(ranks []*member, f func(r int, x *member) error) {
@@ -193,8 +175,7 @@ func epochs(t *testing.T, way string) {
 	}
 	live := make([]*member, size)
 	for r := range live {
-		live[r], err = begin(r)
-		require.NoError(t, err)
+		live[r] = must.Get(begin(r))
 	}
 	each(live, func(r int, x *member) (err error) {
 		x.g, err = pg.New(x, st, r, size, options(x))
@@ -226,7 +207,7 @@ func epochs(t *testing.T, way string) {
 			if !errors.As(err, &e) || e.Epoch != 2*round {
 				return fmt.Errorf("the error of epoch %d is expected: %w", 2*round, err)
 			}
-			v, err := x.g.Reconfigure(x, pg.ReconfigureOptions{})
+			v, err := x.g.Reconfigure(x)
 			if err != nil || len(v.IDs) != size-1 {
 				return fmt.Errorf("members %v: %w", v.IDs, err)
 			}

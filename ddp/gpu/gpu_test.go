@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
@@ -23,6 +22,7 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/ddp/gpu"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -57,8 +57,7 @@ func simulated(t *testing.T, seed uint64) machine {
 }
 
 func newMachine(t *testing.T, c sim.Config) machine {
-	m, err := sim.New(c)
-	require.NoError(t, err)
+	m := must.Get(sim.New(c))
 	return machine{
 		open:  func(r int) (driver.Driver, error) { return m.Process(fmt.Sprint("rank ", r)) },
 		close: m.Close,
@@ -111,7 +110,10 @@ func run(t *testing.T, m machine, size int, f func(x *rank) error) {
 			x := &rank{Context: ctx, rank: r, size: size}
 			errs[r] = x.begin(m, st, join)
 			if errs[r] == nil {
-				errs[r] = f(x)
+				errs[r] = func() (err error) {
+					defer must.Catch(&err)
+					return f(x)
+				}()
 			}
 			errs[r] = errors.Join(errs[r], x.end())
 		})
@@ -140,7 +142,7 @@ func (x *rank) begin(m machine, st store.Store, join gloo.Options) (err error) {
 	x.closers = append(x.closers, x.own)
 	x.g, err = pg.New(x, st, x.rank, x.size, pg.Options{
 		Backend: "cpu:gloo,cuda:cuda", Timeout: patience,
-		BackendOptions: []backend.SpecificOptions{join, cuda.Options{Driver: x.driver, CPUOptions: join}},
+		BackendOptions: pg.BackendOptions{join, cuda.Options{Driver: x.driver, CPUOptions: join}},
 	})
 	return err
 }
@@ -167,45 +169,31 @@ func (x *rank) end() error {
 }
 
 // tensor returns a tensor of device memory.
-func (x *rank) tensor(dt tensor.DType, shape ...int) (*tensor.Tensor, error) {
+func (x *rank) tensor(dt tensor.DType, shape ...int) (_ *tensor.Tensor, err error) {
+	defer must.Catch(&err)
 	n := dt.Size()
 	for _, d := range shape {
 		n *= d
 	}
-	m, err := x.device.Alloc(n)
-	if err != nil {
-		return nil, err
-	}
+	m := must.Get(x.device.Alloc(n))
 	x.closers = append(x.closers, m)
 	return tensor.OnDevice(dt, m, shape...)
 }
 
 // set enqueues values for a tensor, in CPU memory at once.
 func (x *rank) set(t *tensor.Tensor, value func(i int) float64) error {
-	flat, err := tensor.New(t.DType(), t.Len())
-	if err != nil {
-		return err
-	}
+	flat := must.Get(tensor.New(t.DType(), t.Len()))
 	for i := range t.Len() {
-		if err := flat.SetFloat64(value(i), i); err != nil {
-			return err
-		}
+		must.Do(flat.SetFloat64(value(i), i))
 	}
 	if t.Device().Type == tensor.CPU {
 		return t.Unpack(flat.Bytes())
 	}
-	h, err := x.driver.AllocHost(t.ByteLen())
-	if err != nil {
-		return err
-	}
+	h := must.Get(x.driver.AllocHost(t.ByteLen()))
 	x.closers = append(x.closers, h)
 	driver.HostAccess(x.driver, "set", driver.Writes(h.Ptr(), h.Len()))
 	copy(h.Bytes(), flat.Bytes())
-	p, err := gpu.Ptr(t)
-	if err != nil {
-		return err
-	}
-	return x.stream.Copy(p, h.Ptr(), h.Len())
+	return x.stream.Copy(must.Get(gpu.Ptr(t)), h.Ptr(), h.Len())
 }
 
 // values waits for a tensor's elements.
@@ -232,26 +220,13 @@ func (x *rank) values(t *tensor.Tensor) ([]float64, error) {
 }
 
 func (x *rank) get(b []byte, t *tensor.Tensor) error {
-	h, err := x.driver.AllocHost(len(b))
-	if err != nil {
-		return err
-	}
+	h := must.Get(x.driver.AllocHost(len(b)))
 	x.closers = append(x.closers, h)
-	p, err := gpu.Ptr(t)
-	if err != nil {
-		return err
-	}
-	if err := x.stream.Copy(h.Ptr(), p, len(b)); err != nil {
-		return err
-	}
-	e, err := x.stream.Record()
-	if err != nil {
-		return err
-	}
+	p := must.Get(gpu.Ptr(t))
+	must.Do(x.stream.Copy(h.Ptr(), p, len(b)))
+	e := must.Get(x.stream.Record())
 	defer e.Release()
-	if err := e.Sync(x); err != nil {
-		return err
-	}
+	must.Do(e.Sync(x))
 	driver.HostAccess(x.driver, "get", driver.Reads(h.Ptr(), h.Len()))
 	copy(b, h.Bytes())
 	return nil
@@ -259,10 +234,7 @@ func (x *rank) get(b []byte, t *tensor.Tensor) error {
 
 // expect compares a tensor with what it should hold.
 func (x *rank) expect(what string, t *tensor.Tensor, want func(i int) float64) error {
-	got, err := x.values(t)
-	if err != nil {
-		return err
-	}
+	got := must.Get(x.values(t))
 	for i, v := range got {
 		if w := want(i); v-w > 1e-5 || w-v > 1e-5 {
 			return fmt.Errorf("%s: element %d is %v, want %v", what, i, v, w)
@@ -273,7 +245,8 @@ func (x *rank) expect(what string, t *tensor.Tensor, want func(i int) float64) e
 
 // model returns parameters on the device, one in CPU memory among them, which
 // differ from rank to rank.
-func (x *rank) model(grads bool) ([]ddp.Param, error) {
+func (x *rank) model(grads bool) (_ []ddp.Param, err error) {
+	defer must.Catch(&err)
 	var params []ddp.Param
 	for i, shape := range [][]int{{5, 3}, {7}, {2, 2}, {1}, {6}} {
 		dt := tensor.Float32
@@ -284,18 +257,11 @@ func (x *rank) model(grads bool) ([]ddp.Param, error) {
 		if i == 3 {
 			make = func() (*tensor.Tensor, error) { return tensor.New(dt, shape...) }
 		}
-		v, err := make()
-		if err != nil {
-			return nil, err
-		}
-		if err := x.set(v, func(e int) float64 { return float64(100*x.rank + 10*i + e) }); err != nil {
-			return nil, err
-		}
+		v := must.Get(make())
+		must.Do(x.set(v, func(e int) float64 { return float64(100*x.rank + 10*i + e) }))
 		p := ddp.Param{Name: fmt.Sprint("p", i), Value: v}
 		if grads {
-			if p.Grad, err = make(); err != nil {
-				return nil, err
-			}
+			p.Grad = must.Get(make())
 		}
 		params = append(params, p)
 	}
@@ -311,7 +277,7 @@ func gradient(r float64, iteration, param, element int) float64 {
 // TestAverage runs iterations in every way in which gradients get into buckets.
 func TestAverage(t *testing.T) {
 	plain := func(ctx context.Context, b *ddp.Bucket) (*work.Work, error) {
-		return b.AllReduce(ctx, backend.AllReduceOptions{Op: backend.Avg()})
+		return b.AllReduce(ctx, pg.Avg())
 	}
 	for name, o := range map[string]ddp.Options{
 		"plain":           {},
@@ -334,18 +300,14 @@ func TestAverage(t *testing.T) {
 
 // elsewhere makes a hook reduce a buffer of its own.
 func elsewhere(hook ddp.Hook) ddp.Hook {
-	return func(ctx context.Context, b *ddp.Bucket) (*work.Work, error) {
+	return func(ctx context.Context, b *ddp.Bucket) (_ *work.Work, err error) {
+		defer must.Catch(&err)
 		if b.Buffer().Device().Type == tensor.CPU {
 			return hook(ctx, b)
 		}
 		x := b.Group().(*withRank).x
-		t, err := x.tensor(b.Buffer().DType(), b.Buffer().Len())
-		if err != nil {
-			return nil, err
-		}
-		if err := x.own.Copy(t, b.Buffer()); err != nil {
-			return nil, err
-		}
+		t := must.Get(x.tensor(b.Buffer().DType(), b.Buffer().Len()))
+		must.Do(x.own.Copy(t, b.Buffer()))
 		b.SetBuffer(t)
 		b.After(func(b *ddp.Bucket) error { return nil })
 		return hook(ctx, b)
@@ -359,33 +321,21 @@ type withRank struct {
 }
 
 func (x *rank) iterate(o ddp.Options, unused bool) error {
-	params, err := x.model(!o.GradientAsBucketView)
-	if err != nil {
-		return err
-	}
+	params := must.Get(x.model(!o.GradientAsBucketView))
 	o.Device = x.own
-	d, err := ddp.New(x, &withRank{x.g, x}, params, o)
-	if err != nil {
-		return err
-	}
+	d := must.Get(ddp.New(x, &withRank{x.g, x}, params, o))
 	for i, p := range params {
-		if err := x.expect("parameter of rank 0", p.Value, func(e int) float64 { return float64(10*i + e) }); err != nil {
-			return err
-		}
+		must.Do(x.expect("parameter of rank 0", p.Value, func(e int) float64 { return float64(10*i + e) }))
 	}
 	if o.GradientAsBucketView {
 		for i := range params {
-			if err := x.expect("fresh gradient", d.GradView(i), func(int) float64 { return 0 }); err != nil {
-				return err
-			}
+			must.Do(x.expect("fresh gradient", d.GradView(i), func(int) float64 { return 0 }))
 		}
 	}
 	const iterations = 4
 	mean := float64(x.size-1) / 2
 	for it := range iterations {
-		if err := d.Begin(x); err != nil {
-			return err
-		}
+		must.Do(d.Begin(x))
 		if o.GradientAsBucketView && it > 0 { // perhaps in another bucket now
 			for i := range params {
 				if err := x.expect("gradient of the last iteration", d.GradView(i), func(e int) float64 { return gradient(mean, it-1, i, e) }); err != nil {
@@ -405,16 +355,10 @@ func (x *rank) iterate(o ddp.Options, unused bool) error {
 			if grad == nil {
 				grad = d.GradView(i)
 			}
-			if err := x.set(grad, func(e int) float64 { return gradient(float64(x.rank), it, i, e) }); err != nil {
-				return err
-			}
-			if err := d.Ready(i); err != nil {
-				return err
-			}
+			must.Do(x.set(grad, func(e int) float64 { return gradient(float64(x.rank), it, i, e) }))
+			must.Do(d.Ready(i))
 		}
-		if err := d.Finish(x); err != nil {
-			return err
-		}
+		must.Do(d.Finish(x))
 		for i, p := range params {
 			grad := p.Grad
 			if grad == nil {
@@ -440,58 +384,33 @@ func (x *rank) iterate(o ddp.Options, unused bool) error {
 func TestNoWaiting(t *testing.T) {
 	onMachines(t, func(t *testing.T, m machine) {
 		run(t, m, 2, func(x *rank) error {
-			params, err := x.model(true)
-			if err != nil {
-				return err
-			}
+			params := must.Get(x.model(true))
 			params = slices.Delete(params, 3, 4) // the one in CPU memory, for which Finish waits
-			d, err := ddp.New(x, x.g, params, ddp.Options{Device: x.own})
-			if err != nil {
-				return err
-			}
-			word, err := x.driver.AllocHost(4)
-			if err != nil {
-				return err
-			}
+			d := must.Get(ddp.New(x, x.g, params, ddp.Options{Device: x.own}))
+			word := must.Get(x.driver.AllocHost(4))
 			x.closers = append(x.closers, word)
 			computed := make([]*tensor.Tensor, len(params)) // allocating memory may wait for the stream
 			for i, p := range params {
-				if computed[i], err = x.tensor(p.Value.DType(), p.Value.Shape()...); err != nil {
-					return err
-				}
+				computed[i] = must.Get(x.tensor(p.Value.DType(), p.Value.Shape()...))
 			}
 			for it := range 4 {
 				for i, c := range computed {
-					if err := x.set(c, func(e int) float64 { return gradient(float64(x.rank), it, i, e) }); err != nil {
-						return err
-					}
+					must.Do(x.set(c, func(e int) float64 { return gradient(float64(x.rank), it, i, e) }))
 				}
-				if err := d.Begin(x); err != nil {
-					return err
-				}
+				must.Do(d.Begin(x))
 				// In the first two iterations buckets are made, and the group's own memory.
 				still := it >= 2
 				if still {
-					if err := x.stream.WaitValue(word.Ptr(), uint32(it), driver.AtLeast); err != nil {
-						return err
-					}
+					must.Do(x.stream.WaitValue(word.Ptr(), uint32(it), driver.AtLeast))
 				}
-				err := func() error {
+				err := func() (err error) {
+					defer must.Catch(&err)
 					for i, p := range params {
-						if err := x.own.Copy(p.Grad, computed[i]); err != nil {
-							return err
-						}
-						if err := d.Ready(i); err != nil {
-							return err
-						}
+						must.Do(x.own.Copy(p.Grad, computed[i]))
+						must.Do(d.Ready(i))
 					}
-					if err := d.Finish(x); err != nil {
-						return err
-					}
-					e, err := x.stream.Record()
-					if err != nil {
-						return err
-					}
+					must.Do(d.Finish(x))
+					e := must.Get(x.stream.Record())
 					defer e.Release()
 					if done, err := e.Done(); err != nil || still && done {
 						return fmt.Errorf("the stream went on by itself (%v)", err)
@@ -503,9 +422,7 @@ func TestNoWaiting(t *testing.T) {
 					return err
 				}
 				for i, p := range params {
-					if err := x.expect("gradient", p.Grad, func(e int) float64 { return gradient(.5, it, i, e) }); err != nil {
-						return err
-					}
+					must.Do(x.expect("gradient", p.Grad, func(e int) float64 { return gradient(.5, it, i, e) }))
 				}
 			}
 			return d.Wait(x)
@@ -518,73 +435,43 @@ func TestNoWaiting(t *testing.T) {
 func TestAccumulate(t *testing.T) {
 	onMachines(t, func(t *testing.T, m machine) {
 		run(t, m, 2, func(x *rank) error {
-			params, err := x.model(true)
-			if err != nil {
-				return err
-			}
+			params := must.Get(x.model(true))
 			var buffers []ddp.Buffer
 			for i := range 2 {
-				b, err := x.tensor(tensor.Int32, 3+i)
-				if err != nil {
-					return err
-				}
-				if err := x.set(b, func(int) float64 { return float64(x.rank + 1) }); err != nil {
-					return err
-				}
+				b := must.Get(x.tensor(tensor.Int32, 3+i))
+				must.Do(x.set(b, func(int) float64 { return float64(x.rank + 1) }))
 				buffers = append(buffers, ddp.Buffer{Name: fmt.Sprint("b", i), Value: b})
 			}
-			d, err := ddp.New(x, x.g, params, ddp.Options{Device: x.own, Buffers: buffers})
-			if err != nil {
-				return err
-			}
-			pass := func(it int) error {
-				if err := d.Begin(x); err != nil {
-					return err
-				}
+			d := must.Get(ddp.New(x, x.g, params, ddp.Options{Device: x.own, Buffers: buffers}))
+			pass := func(it int) (err error) {
+				defer must.Catch(&err)
+				must.Do(d.Begin(x))
 				for i, p := range params {
-					if err := x.set(p.Grad, func(e int) float64 { return gradient(float64(x.rank), it, i, e) }); err != nil {
-						return err
-					}
-					if err := d.Ready(i); err != nil {
-						return err
-					}
+					must.Do(x.set(p.Grad, func(e int) float64 { return gradient(float64(x.rank), it, i, e) }))
+					must.Do(d.Ready(i))
 				}
 				return d.Finish(x)
 			}
 			for it := range 3 {
-				if err := d.NoSync(func() error { return pass(it) }); err != nil {
-					return err
-				}
+				must.Do(d.NoSync(func() error { return pass(it) }))
 				for i, p := range params {
 					if err := x.expect("own gradient", p.Grad, func(e int) float64 { return gradient(float64(x.rank), it, i, e) }); err != nil {
 						return err
 					}
 				}
-				if err := pass(it); err != nil {
-					return err
-				}
+				must.Do(pass(it))
 				for i, p := range params {
-					if err := x.expect("average", p.Grad, func(e int) float64 { return gradient(.5, it, i, e) }); err != nil {
-						return err
-					}
+					must.Do(x.expect("average", p.Grad, func(e int) float64 { return gradient(.5, it, i, e) }))
 				}
 				for _, b := range buffers {
-					if err := x.set(b.Value, func(int) float64 { return float64(10*it + x.rank) }); err != nil {
-						return err
-					}
+					must.Do(x.set(b.Value, func(int) float64 { return float64(10*it + x.rank) }))
 				}
-				if err := d.Evaluate(x); err != nil {
-					return err
-				}
+				must.Do(d.Evaluate(x))
 				for _, b := range buffers {
-					if err := x.expect("buffer of rank 0", b.Value, func(int) float64 { return float64(10 * it) }); err != nil {
-						return err
-					}
+					must.Do(x.expect("buffer of rank 0", b.Value, func(int) float64 { return float64(10 * it) }))
 				}
 				// Another iteration that reduces, so that the next Begin takes the buffers again.
-				if err := pass(it); err != nil {
-					return err
-				}
+				must.Do(pass(it))
 			}
 			return d.Wait(x)
 		})
@@ -597,30 +484,20 @@ func TestJoin(t *testing.T) {
 		t.Run(fmt.Sprint("by active ", byActive), func(t *testing.T) {
 			onMachines(t, func(t *testing.T, m machine) {
 				run(t, m, 3, func(x *rank) error {
-					params, err := x.model(true)
-					if err != nil {
-						return err
-					}
-					d, err := ddp.New(x, x.g, params, ddp.Options{Device: x.own, BucketCap: 40, FirstBucket: 40})
-					if err != nil {
-						return err
-					}
-					err = d.Join(x, ddp.JoinOptions{DivideByActive: byActive}, func() error {
+					var err error
+					params := must.Get(x.model(true))
+					d := must.Get(ddp.New(x, x.g, params, ddp.Options{Device: x.own, BucketCap: 40, FirstBucket: 40}))
+					err = d.Join(x, func() (err error) {
+						defer must.Catch(&err)
 						for it := range 2 + x.rank {
-							if err := d.Begin(x); err != nil {
-								return err
-							}
+							must.Do(d.Begin(x))
 							for i, p := range params {
 								if err := x.set(p.Grad, func(e int) float64 { return gradient(float64(x.rank), it, i, e) }); err != nil {
 									return err
 								}
-								if err := d.Ready(i); err != nil {
-									return err
-								}
+								must.Do(d.Ready(i))
 							}
-							if err := d.Finish(x); err != nil {
-								return err
-							}
+							must.Do(d.Finish(x))
 							for i, p := range params {
 								if err := x.expect(fmt.Sprintf("iteration %d, gradient %d", it, i), p.Grad, func(e int) float64 {
 									sum, active := 0., 0.
@@ -641,12 +518,10 @@ func TestJoin(t *testing.T) {
 						}
 						// What the last to finish has is everybody's in the end.
 						for i, p := range params {
-							if err := x.set(p.Value, func(e int) float64 { return float64(1000*x.rank + 10*i + e) }); err != nil {
-								return err
-							}
+							must.Do(x.set(p.Value, func(e int) float64 { return float64(1000*x.rank + 10*i + e) }))
 						}
 						return nil
-					})
+					}, ddp.JoinOptions{DivideByActive: byActive})
 					if err != nil {
 						return err
 					}
@@ -666,35 +541,21 @@ func TestJoin(t *testing.T) {
 func TestFailure(t *testing.T) {
 	m := simulated(t, 1)
 	run(t, m, 2, func(x *rank) error {
-		params, err := x.model(true)
-		if err != nil {
-			return err
-		}
+		var err error
+		params := must.Get(x.model(true))
 		params = slices.Delete(params, 3, 4)
-		d, err := ddp.New(x, x.g, params, ddp.Options{Device: x.own, BucketCap: 40, FirstBucket: 40})
-		if err != nil {
-			return err
-		}
-		iteration := func() error {
-			if err := d.Begin(x); err != nil {
-				return err
-			}
+		d := must.Get(ddp.New(x, x.g, params, ddp.Options{Device: x.own, BucketCap: 40, FirstBucket: 40}))
+		iteration := func() (err error) {
+			defer must.Catch(&err)
+			must.Do(d.Begin(x))
 			for i, p := range params {
-				if err := x.set(p.Grad, func(int) float64 { return 1 }); err != nil {
-					return err
-				}
-				if err := d.Ready(i); err != nil {
-					return err
-				}
+				must.Do(x.set(p.Grad, func(int) float64 { return 1 }))
+				must.Do(d.Ready(i))
 			}
 			return d.Finish(x)
 		}
-		if err := iteration(); err != nil {
-			return err
-		}
-		if err := d.Wait(x); err != nil {
-			return err
-		}
+		must.Do(iteration())
+		must.Do(d.Wait(x))
 		if x.rank == 1 {
 			x.g.Abort(errors.New("out of paper"))
 			return nil
@@ -724,7 +585,7 @@ type late struct {
 	promises []*work.Promise
 }
 
-func (g *late) AllReduce(context.Context, []*tensor.Tensor, backend.AllReduceOptions) (*work.Work, error) {
+func (g *late) AllReduce(context.Context, *tensor.Tensor, pg.ReduceOp, ...pg.CallOptions) (*work.Work, error) {
 	p := work.NewPromise(work.Info{Op: work.AllReduce})
 	p.RunBy(ordered{})
 	g.promises = append(g.promises, p)
@@ -748,15 +609,10 @@ func TestLateFailure(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := simulated(t, 1)
 			run(t, m, 1, func(x *rank) error {
-				params, err := x.model(true)
-				if err != nil {
-					return err
-				}
+				var err error
+				params := must.Get(x.model(true))
 				g := &late{ProcessGroup: x.g}
-				d, err := ddp.New(x, g, params[:2], ddp.Options{Device: x.own})
-				if err != nil {
-					return err
-				}
+				d := must.Get(ddp.New(x, g, params[:2], ddp.Options{Device: x.own}))
 				pass := func(finish bool) error {
 					err := d.Begin(x)
 					for i := range params[:2] {
@@ -769,25 +625,17 @@ func TestLateFailure(t *testing.T) {
 					}
 					return err
 				}
-				if err := pass(true); err != nil {
-					return err
-				}
+				must.Do(pass(true))
 				ended, cancel := context.WithCancel(x)
 				cancel()
 				if err := d.Wait(ended); !errors.Is(err, context.Canceled) {
 					return fmt.Errorf("Wait of a context that has ended returned %v", err)
 				}
 				g.promises[0].Complete(nil)
-				if err := d.Wait(x); err != nil {
-					return err
-				}
-				if err := pass(true); err != nil {
-					return err
-				}
+				must.Do(d.Wait(x))
+				must.Do(pass(true))
 				if name == "Finish" {
-					if err := pass(false); err != nil {
-						return err
-					}
+					must.Do(pass(false))
 				}
 				g.promises[1].Complete(lost)
 				err = next(x, d)
@@ -812,45 +660,27 @@ func TestLateFailure(t *testing.T) {
 func TestMemory(t *testing.T) {
 	m := simulated(t, 1)
 	run(t, m, 1, func(x *rank) error {
-		params, err := x.model(true)
-		if err != nil {
-			return err
-		}
+		params := must.Get(x.model(true))
 		machine := x.driver.(*sim.Driver).Machine()
 		before := machine.Stats().Memories
-		d, err := ddp.New(x, x.g, params, ddp.Options{Device: x.own})
-		if err != nil {
-			return err
-		}
+		d := must.Get(ddp.New(x, x.g, params, ddp.Options{Device: x.own}))
 		for range 3 {
-			if err := d.Begin(x); err != nil {
-				return err
-			}
+			must.Do(d.Begin(x))
 			for i, p := range params {
-				if err := x.set(p.Grad, func(int) float64 { return 1 }); err != nil {
-					return err
-				}
-				if err := d.Ready(i); err != nil {
-					return err
-				}
+				must.Do(x.set(p.Grad, func(int) float64 { return 1 }))
+				must.Do(d.Ready(i))
 			}
-			if err := d.Finish(x); err != nil {
-				return err
-			}
+			must.Do(d.Finish(x))
 		}
 		if _, err := x.values(params[0].Grad); err != nil { // the stream has done everything
 			return err
 		}
-		if _, err := x.own.Alloc(1); err != nil {
-			return err
-		}
+		must.Get(x.own.Alloc(1))
 		// One bucket of each dtype on the device, and what was just allocated.
 		if n := machine.Stats().Memories - before; n != 3 {
 			return fmt.Errorf("%d pieces of memory in use, want 3", n)
 		}
-		if err := x.own.Close(); err != nil {
-			return err
-		}
+		must.Do(x.own.Close())
 		if n := machine.Stats().Memories - before; n != 0 {
 			return fmt.Errorf("%d pieces of memory left behind", n)
 		}
@@ -863,47 +693,18 @@ func TestMemory(t *testing.T) {
 func TestRefused(t *testing.T) {
 	m := simulated(t, 1)
 	run(t, m, 1, func(x *rank) error {
-		good, err := x.model(true)
-		if err != nil {
-			return err
-		}
-		other, err := x.driver.Device(1)
-		if err != nil {
-			return err
-		}
-		far, err := other.Alloc(28)
-		if err != nil {
-			return err
-		}
+		var err error
+		good := must.Get(x.model(true))
+		other := must.Get(x.driver.Device(1))
+		far := must.Get(other.Alloc(28))
 		x.closers = append(x.closers, far)
-		away, err := tensor.OnDevice(tensor.Float32, far, 7)
-		if err != nil {
-			return err
-		}
-		square, err := x.tensor(tensor.Float32, 4, 4)
-		if err != nil {
-			return err
-		}
-		gaps, err := square.Slice(1, 0, 2)
-		if err != nil {
-			return err
-		}
-		turned, err := square.AsStrided([]int{4, 4}, []int{1, 4}, 0)
-		if err != nil {
-			return err
-		}
-		overlap, err := square.AsStrided([]int{2, 3}, []int{5, 0}, 0)
-		if err != nil {
-			return err
-		}
-		cpu, err := tensor.New(tensor.Float32, 4, 4)
-		if err != nil {
-			return err
-		}
-		sparse, err := tensor.FromDense(cpu, 1)
-		if err != nil {
-			return err
-		}
+		away := must.Get(tensor.OnDevice(tensor.Float32, far, 7))
+		square := must.Get(x.tensor(tensor.Float32, 4, 4))
+		gaps := must.Get(square.Slice(1, 0, 2))
+		turned := must.Get(square.AsStrided([]int{4, 4}, []int{1, 4}, 0))
+		overlap := must.Get(square.AsStrided([]int{2, 3}, []int{5, 0}, 0))
+		cpu := must.Get(tensor.New(tensor.Float32, 4, 4))
+		sparse := must.Get(tensor.FromDense(cpu, 1))
 		on := ddp.Options{Device: x.own}
 		for _, c := range []struct {
 			params []ddp.Param
@@ -930,18 +731,13 @@ func TestRefused(t *testing.T) {
 		}{
 			{func(ctx context.Context, b *ddp.Bucket) (*work.Work, error) {
 				b.Divide()
-				return b.AllReduce(ctx, backend.AllReduceOptions{})
+				return b.AllReduce(ctx, pg.Sum())
 			}, "only gradients in CPU memory can be divided"},
 			{ddp.FP16CompressHook, "can be cast only if Options.Device has a method Cast"},
 		} {
 			o := ddp.Options{Device: struct{ ddp.Device }{x.own}, Hook: c.hook} // without Cast
-			d, err := ddp.New(x, x.g, good[:2], o)
-			if err != nil {
-				return err
-			}
-			if err := d.Begin(x); err != nil {
-				return err
-			}
+			d := must.Get(ddp.New(x, x.g, good[:2], o))
+			must.Do(d.Begin(x))
 			err = errors.Join(x.set(good[1].Grad, func(int) float64 { return 1 }), x.set(good[0].Grad, func(int) float64 { return 1 }))
 			if err != nil {
 				return err
@@ -956,56 +752,36 @@ func TestRefused(t *testing.T) {
 }
 
 func TestDevice(t *testing.T) {
-	d, err := sim.Open(sim.Config{Devices: 2})
-	require.NoError(t, err)
-	v, err := d.Device(0)
-	require.NoError(t, err)
-	w, err := d.Device(1)
-	require.NoError(t, err)
-	s, err := v.NewStream(driver.StreamOptions{})
-	require.NoError(t, err)
-	_, err = gpu.New(nil, s)
-	require.EqualError(t, err, "gpu: New needs a device and a stream of it")
-	_, err = gpu.New(w, s)
-	require.EqualError(t, err, "gpu: the stream is one of cuda:0, want one of cuda:1")
-	own, err := gpu.New(v, s)
-	require.NoError(t, err)
+	d := must.Get(sim.Open(sim.Config{Devices: 2}))
+	v := must.Get(d.Device(0))
+	w := must.Get(d.Device(1))
+	s := must.Get(v.NewStream())
+	require.EqualError(t, must.Err(gpu.New(nil, s)), "gpu: New needs a device and a stream of it")
+	require.EqualError(t, must.Err(gpu.New(w, s)), "gpu: the stream is one of cuda:0, want one of cuda:1")
+	own := must.Get(gpu.New(v, s))
 
-	a, err := own.Alloc(8)
-	require.NoError(t, err)
-	b, err := own.Alloc(16)
-	require.NoError(t, err)
-	x, err := tensor.OnDevice(tensor.Float32, a, 2)
-	require.NoError(t, err)
-	y, err := tensor.OnDevice(tensor.Float32, b, 4)
-	require.NoError(t, err)
-	cpu, err := tensor.New(tensor.Float32, 2)
-	require.NoError(t, err)
+	a := must.Get(own.Alloc(8))
+	b := must.Get(own.Alloc(16))
+	x := must.Get(tensor.OnDevice(tensor.Float32, a, 2))
+	y := must.Get(tensor.OnDevice(tensor.Float32, b, 4))
+	cpu := must.Get(tensor.New(tensor.Float32, 2))
 	require.ErrorIs(t, own.Copy(x, y), driver.ErrInvalid)
 	require.ErrorIs(t, own.Copy(x, cpu), driver.ErrInvalid)
 	require.ErrorIs(t, own.Copy(cpu, x), driver.ErrInvalid)
 	require.ErrorIs(t, own.Zero(cpu), driver.ErrInvalid)
-	_, err = gpu.Ptr(nil)
-	require.ErrorIs(t, err, driver.ErrInvalid)
-	tail, err := y.Slice(0, 3, 4)
-	require.NoError(t, err)
-	p, err := gpu.Ptr(tail)
-	require.NoError(t, err)
-	require.Equal(t, b.(driver.Memory).Ptr()+12, p)
+	require.ErrorIs(t, must.Err(gpu.Ptr(nil)), driver.ErrInvalid)
+	require.Equal(t, b.(driver.Memory).Ptr()+12, must.Get(gpu.Ptr(must.Get(y.Slice(0, 3, 4)))))
 
-	foreign, err := v.Alloc(4)
-	require.NoError(t, err)
+	foreign := must.Get(v.Alloc(4))
 	require.ErrorIs(t, own.Free(foreign), driver.ErrInvalid)
 	require.NoError(t, own.Zero(x))
 	require.NoError(t, own.Free(a))
 	require.ErrorIs(t, own.Free(a), driver.ErrInvalid, "twice")
-	e, err := s.Record()
-	require.NoError(t, err)
+	e := must.Get(s.Record())
 	require.NoError(t, e.Sync(t.Context()))
 	e.Release()
 	require.NoError(t, own.Close())
-	_, err = own.Alloc(4)
-	require.ErrorIs(t, err, driver.ErrClosed)
+	require.ErrorIs(t, must.Err(own.Alloc(4)), driver.ErrClosed)
 	require.NoError(t, foreign.Close())
 	require.NoError(t, s.Close())
 	require.NoError(t, d.Close())
@@ -1023,14 +799,8 @@ func TestRandom(t *testing.T) {
 				for i := range 1 + r.IntN(6) {
 					dt := []tensor.DType{tensor.Float32, tensor.Float64}[r.IntN(2)]
 					n := r.IntN(40) * model // the first has no elements at all
-					v, err := x.tensor(dt, n)
-					if err != nil {
-						return err
-					}
-					g, err := x.tensor(dt, n)
-					if err != nil {
-						return err
-					}
+					v := must.Get(x.tensor(dt, n))
+					g := must.Get(x.tensor(dt, n))
 					params = append(params, ddp.Param{Name: fmt.Sprint("p", i), Value: v, Grad: g})
 				}
 				d, err := ddp.New(x, x.g, params, ddp.Options{Device: x.own, BucketCap: 1 + r.IntN(200), FirstBucket: 1 + r.IntN(100), NoInitSync: true})
@@ -1038,35 +808,23 @@ func TestRandom(t *testing.T) {
 					return err
 				}
 				for it := range 2 {
-					if err := d.Begin(x); err != nil {
-						return err
-					}
+					must.Do(d.Begin(x))
 					for _, i := range r.Perm(len(params)) {
 						p := params[i]
 						if p.Grad.Len() > 0 {
-							if err := x.set(p.Grad, func(e int) float64 { return gradient(float64(x.rank), it, i, e) }); err != nil {
-								return err
-							}
+							must.Do(x.set(p.Grad, func(e int) float64 { return gradient(float64(x.rank), it, i, e) }))
 						}
-						if err := d.Ready(i); err != nil {
-							return err
-						}
+						must.Do(d.Ready(i))
 					}
-					if err := d.Finish(x); err != nil {
-						return err
-					}
+					must.Do(d.Finish(x))
 					for i, p := range params {
 						if p.Grad.Len() == 0 {
 							continue
 						}
-						if err := x.expect("gradient", p.Grad, func(e int) float64 { return gradient(.5, it, i, e) }); err != nil {
-							return err
-						}
+						must.Do(x.expect("gradient", p.Grad, func(e int) float64 { return gradient(.5, it, i, e) }))
 					}
 				}
-				if err := d.Wait(x); err != nil {
-					return err
-				}
+				must.Do(d.Wait(x))
 			}
 			return nil
 		})
@@ -1085,48 +843,34 @@ func TestLastBucket(t *testing.T) {
 		"one bucket":  {bucket: 1 << 20, within: iterations},
 		"two buckets": {bucket: 64, within: iterations, apart: iterations - 1},
 		"with a hook": {bucket: 1 << 20, apart: iterations, hook: func(ctx context.Context, b *ddp.Bucket) (*work.Work, error) {
-			return b.AllReduce(ctx, backend.AllReduceOptions{Op: backend.Avg()})
+			return b.AllReduce(ctx, pg.Avg())
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, err := sim.New(sim.Config{Devices: 2, Timeline: true, Kernels: simkernels.All()})
-			require.NoError(t, err)
+			m := must.Get(sim.New(sim.Config{Devices: 2, Timeline: true, Kernels: simkernels.All()}))
 			run(t, machine{open: func(r int) (driver.Driver, error) { return m.Process(fmt.Sprint("rank ", r)) }}, 2, func(x *rank) error {
 				var params []ddp.Param
 				for i := range 2 {
-					v, err := x.tensor(tensor.Float32, 16+i)
-					if err != nil {
-						return err
-					}
+					v := must.Get(x.tensor(tensor.Float32, 16+i))
 					params = append(params, ddp.Param{Name: fmt.Sprint("p", i), Value: v})
 				}
-				d, err := ddp.New(x, x.g, params, ddp.Options{
+				d := must.Get(ddp.New(x, x.g, params, ddp.Options{
 					Device: x.own, GradientAsBucketView: true, FirstBucket: c.bucket, BucketCap: c.bucket, Hook: c.hook,
-				})
-				if err != nil {
-					return err
-				}
+				}))
 				for range iterations {
-					if err := d.Begin(x); err != nil {
-						return err
-					}
+					must.Do(d.Begin(x))
 					for i := range params {
-						if err := d.Ready(i); err != nil {
-							return err
-						}
+						must.Do(d.Ready(i))
 					}
-					if err := d.Finish(x); err != nil {
-						return err
-					}
+					must.Do(d.Finish(x))
 				}
 				return d.Wait(x)
 			})
-			steps, err := m.Timeline()
-			require.NoError(t, err)
+			steps := must.Get(m.Timeline())
 			within, apart := 0, 0
 			for _, s := range steps {
 				switch {
-				case !strings.Contains(s.Operation, "c10d_direct_float32"):
+				case !strings.Contains(s.Operation, "c10d_direct_gradients"):
 				case s.Stream == "rank 0/trainer 0":
 					within++
 				case s.Stream == "rank 0/rank 0 direct":

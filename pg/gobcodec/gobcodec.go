@@ -12,6 +12,9 @@ import (
 // Codec encodes values with encoding/gob.
 type Codec[T any] struct{}
 
+// New returns a codec for values of one type.
+func New[T any]() Codec[T] { return Codec[T]{} }
+
 // Encode returns v as gob. A nil pointer is an error, because gob has none.
 func (Codec[T]) Encode(v T) ([]byte, error) {
 	for p := reflect.ValueOf(v); p.Kind() == reflect.Pointer; p = p.Elem() {

@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
@@ -54,7 +53,7 @@ func (j *Job) Freeze(rank int) { j.fabric.Freeze("0", rank) }
 func (j *Job) Options() pg.Options {
 	return pg.Options{
 		Timeout: Timeout, Backend: "cpu:" + gloo.Name,
-		BackendOptions: []backend.SpecificOptions{gloo.Options{Fabric: j.fabric}},
+		BackendOptions: pg.BackendOptions{gloo.Options{Fabric: j.fabric}},
 	}
 }
 

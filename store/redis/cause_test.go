@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -31,8 +32,7 @@ func TestRefusedWrites(t *testing.T) {
 			for op, err := range map[string]error{"set": s.Set(t.Context(), "k", nil), "add": addErr, "append": s.Append(t.Context(), "k", []byte("x"))} {
 				require.ErrorContains(t, err, test.want, op)
 				require.NotContains(t, err.Error(), "EXECABORT", op)
-				var e *store.Error
-				require.ErrorAs(t, err, &e)
+				e := must.As[*store.Error](t, err)
 				require.Equal(t, []string{"k"}, e.Keys)
 			}
 		})

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -56,22 +57,17 @@ func TestCluster(t *testing.T) {
 		}
 		require.NoError(t, all[0].Set(t.Context(), "k", []byte("v")))
 		require.NoError(t, all[1].QueuePush(t.Context(), "q", []byte("e")))
-		clone, err := all[1].Clone(t.Context())
-		require.NoError(t, err)
+		clone := must.Get(all[1].Clone(t.Context()))
 		t.Cleanup(func() { clone.Close() })
 		for _, s := range append([]store.Store{clone}, all[1], all[2]) {
-			v, err := s.Get(t.Context(), "k")
-			require.NoError(t, err)
+			v := must.Get(s.Get(t.Context(), "k"))
 			require.Equal(t, "v", string(v))
-			_, err = s.Add(t.Context(), "n", 1)
-			require.NoError(t, err)
+			must.Get(s.Add(t.Context(), "n", 1))
 		}
-		v, err := all[2].QueuePop(t.Context(), "q", false)
-		require.NoError(t, err)
-		require.Equal(t, "e", string(v))
+		require.Equal(t, "e", string(must.Get(all[2].QueuePop(t.Context(), "q", false))))
 	}
 	for _, n := range nodes {
-		_, err := New(t.Context(), "redis://"+n.addr+"/1", Options{})
+		_, err := New(t.Context(), "redis://"+n.addr+"/1")
 		require.ErrorContains(t, err, "database 1: ERR SELECT is not allowed in cluster mode")
 	}
 
@@ -82,15 +78,13 @@ func TestCluster(t *testing.T) {
 		from++
 	}
 	to := (from + 1) % 3
-	slot, err := clients[0].ClusterKeySlot(t.Context(), s.key("k")).Result()
-	require.NoError(t, err)
-	id, err := clients[to].Do(t.Context(), "cluster", "myid").Text()
-	require.NoError(t, err)
+	slot := must.Get(clients[0].ClusterKeySlot(t.Context(), s.key("k")).Result())
+	id := must.Get(clients[to].Do(t.Context(), "cluster", "myid").Text())
 	require.NoError(t, clients[from].FlushAll(t.Context()).Err())
 	for _, i := range []int{to, from} {
 		require.NoError(t, clients[i].Do(t.Context(), "cluster", "setslot", strconv.FormatInt(slot, 10), "node", id).Err())
 	}
-	err = s.Set(t.Context(), "k", nil)
+	err := s.Set(t.Context(), "k", nil)
 	require.ErrorContains(t, err, `the Redis Cluster has moved the keys of prefix "moves" to the node `+nodes[to].addr+"; start the job again, with that node in the URL")
 }
 

@@ -1,7 +1,7 @@
 // Package redis is a store.Store in a Redis server, for jobs that have such a server
 // and do not want a rank to host the store.
 //
-//	s, err := redis.New(ctx, "rediss://:secret@redis.example:6379/0?prefix=job-7", redis.Options{})
+//	s, err := redis.New(ctx, "rediss://:secret@redis.example:6379/0?prefix=job-7")
 //	if err != nil {
 //		return err
 //	}
@@ -27,7 +27,7 @@
 //
 // # Waiting
 //
-// Waits poll, first after 1 ms, then at growing intervals up to 50 ms. A context that ends
+// All waits of a store poll together, first after 1 ms, then at growing intervals up to 50 ms. A context that ends
 // ends the wait at once, even if the server does not answer.
 //
 // # Failures

@@ -13,7 +13,7 @@ import (
 func ExampleNew() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	s, err := redis.New(ctx, "redis://:secret@/database?prefix=job-7", redis.Options{})
+	s, err := redis.New(ctx, "redis://:secret@/database?prefix=job-7")
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -66,33 +67,26 @@ func TestPopLosesNothing(t *testing.T) {
 		return err == nil && n == 2
 	}, 20*time.Second, time.Millisecond, "the element is lost")
 	for _, want := range []string{"first", "second"} {
-		v, err := s.QueuePop(t.Context(), "q", false)
-		require.NoError(t, err)
-		require.Equal(t, want, string(v))
+		require.Equal(t, want, string(must.Get(s.QueuePop(t.Context(), "q", false))))
 	}
 }
 
 // TestCloseLosesNoPop: the server carries out a QueuePop after its store has been closed.
 func TestCloseLosesNoPop(t *testing.T) {
 	srv := plainServer(t)
-	s, err := New(t.Context(), "redis://"+srv.addr, Options{})
-	require.NoError(t, err)
+	s := must.Get(New(t.Context(), "redis://"+srv.addr))
 	require.NoError(t, s.QueuePush(t.Context(), "q", []byte("element")))
 	require.NoError(t, srv.cmd.Process.Signal(syscall.SIGSTOP))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	_, err = s.QueuePop(ctx, "q", true)
-	require.ErrorIs(t, err, store.ErrTimeout)
+	require.ErrorIs(t, must.Err(s.QueuePop(ctx, "q", true)), store.ErrTimeout)
 	closed := make(chan error)
 	go func() { closed <- s.Close() }()
 	require.Eventually(t, s.isClosed, 20*time.Second, time.Millisecond)
 	require.NoError(t, srv.cmd.Process.Signal(syscall.SIGCONT))
 	require.NoError(t, <-closed)
 	other := connect(t, "redis://"+srv.addr, Options{})
-	stats, err := other.client.Info(t.Context(), "commandstats").Result()
-	require.NoError(t, err)
+	stats := must.Get(other.client.Info(t.Context(), "commandstats").Result())
 	require.Contains(t, stats, "cmdstat_lpop:", "the server has got the command")
-	v, err := other.QueuePop(t.Context(), "q", false)
-	require.NoError(t, err)
-	require.Equal(t, "element", string(v))
+	require.Equal(t, "element", string(must.Get(other.QueuePop(t.Context(), "q", false))))
 }

@@ -17,8 +17,7 @@ func TestKept(t *testing.T) {
 	require.NoError(t, s.Set(t.Context(), "key", []byte("value")))
 	require.NoError(t, store.Kept(t.Context(), store.Prefix("group", s)))
 	require.NoError(t, s.client.FlushDB(t.Context()).Err())
-	err := store.Kept(t.Context(), store.Prefix("group", s))
-	require.ErrorIs(t, err, ErrEmptied)
+	require.ErrorIs(t, store.Kept(t.Context(), store.Prefix("group", s)), ErrEmptied)
 }
 
 func TestKeptEviction(t *testing.T) {

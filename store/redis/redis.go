@@ -22,6 +22,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/c10d-go/c10d/internal/credentials"
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -31,12 +32,6 @@ const (
 
 	// DefaultExpiry is how long keys outlive the last store of a job.
 	DefaultExpiry = 24 * time.Hour
-
-	// firstPoll and lastPoll are the pauses of a wait. At 50 ms a thousand waiting ranks send 20
-	// 000 commands a second. A Redis 7.0 on two busy cores answered 45 000 a second of
-	// redis-benchmark on the same cores.
-	firstPoll = time.Millisecond
-	lastPoll  = 50 * time.Millisecond
 
 	// ioTimeout bounds the answer to one command if the URL does not. In that time a value of 512
 	// MiB, Redis' largest, passes at 150 Mbit/s. A cancelled call does not wait for it.
@@ -109,6 +104,8 @@ type Store struct {
 	closed chan struct{}
 	calls  sync.WaitGroup
 	pops   sync.WaitGroup // those of calls that may have to be undone
+
+	watch watch
 }
 
 // New connects to the server that rawURL names:
@@ -119,7 +116,8 @@ type Store struct {
 // query (dial_timeout, pool_size, skip_verify and so on). It fails at once if
 // the server does not answer. Any node of a Redis Cluster will do: New goes on to the one that has the
 // prefix. In a cluster the database must be 0.
-func New(ctx context.Context, rawURL string, opts Options) (*Store, error) {
+func New(ctx context.Context, rawURL string, o ...Options) (*Store, error) {
+	opts := option.Last(o)
 	config, err := parse(rawURL, &opts)
 	if err != nil {
 		return nil, fmt.Errorf("store: redis: %w", err)
@@ -237,6 +235,7 @@ func open(ctx context.Context, config *redis.Options, opts Options) (*Store, err
 		prefix: "{" + opts.Prefix + "}",
 		expiry: max(opts.Expiry, 0),
 		closed: make(chan struct{}),
+		watch:  watch{all: make(map[*waiter]bool), begun: make(chan struct{}, 1)},
 	}
 	own := *config
 	own.Dialer = s.dial
@@ -396,6 +395,11 @@ func (s *Store) SetTimeout(d time.Duration) { s.timeout.Store(int64(d)) }
 func (s *Store) key(name string) string   { return s.prefix + "k" + name }
 func (s *Store) queue(name string) string { return s.prefix + "q" + name }
 
+// atKey, atQueue and atEither return the Redis keys of a name.
+func (s *Store) atKey(name string) []string    { return []string{s.key(name)} }
+func (s *Store) atQueue(name string) []string  { return []string{s.queue(name)} }
+func (s *Store) atEither(name string) []string { return []string{s.key(name), s.queue(name)} }
+
 func (s *Store) keys(names []string) []string {
 	keys := make([]string, len(names))
 	for i, n := range names {
@@ -486,58 +490,6 @@ func do[T any](ctx context.Context, s *Store, op string, keys []string, f func(c
 	return value, err
 }
 
-// errNotYet makes poll call its function again.
-var errNotYet = errors.New("not yet")
-
-// poll repeats f while it returns errNotYet. undo is that of call.
-func poll[T any](ctx context.Context, s *Store, op string, keys []string, f func(context.Context) (T, error), undo func(T)) (T, error) {
-	start := time.Now()
-	ctx, cancel := store.WithTimeout(ctx, s.Timeout())
-	defer cancel()
-	for pause := firstPoll; ; pause = min(2*pause, lastPoll) {
-		value, err := call(ctx, s, f, undo)
-		if err == errNotYet {
-			timer := time.NewTimer(pause)
-			select {
-			case <-timer.C:
-				continue
-			case <-s.closed:
-				err = store.ErrClosed
-			case <-ctx.Done():
-				err = store.WaitErr(ctx)
-			}
-			timer.Stop()
-		}
-		if err != nil {
-			err = s.fail(op, err, start, keys)
-		}
-		return value, err
-	}
-}
-
-// pollKeys is poll for several keys. f also returns the missing ones, and an error names them.
-func pollKeys[T any](ctx context.Context, s *Store, op string, keys []string, f func(context.Context, []string) (T, []string, error)) (T, error) {
-	keys = slices.Clone(keys)
-	var last atomic.Pointer[[]string]
-	last.Store(&keys)
-	value, err := poll(ctx, s, op, keys, func(ctx context.Context) (T, error) {
-		value, missing, err := f(ctx, keys)
-		if err == nil && len(missing) > 0 {
-			last.Store(&missing)
-			err = errNotYet
-		}
-		return value, err
-	}, nil)
-	if e := (*store.Error)(nil); errors.As(err, &e) {
-		e.Keys = *last.Load()
-	}
-	if err != nil {
-		var none T
-		return none, err
-	}
-	return value, nil
-}
-
 // transact sends what f queues as one transaction.
 func (s *Store) transact(ctx context.Context, f func(redis.Pipeliner)) error {
 	cmds, err := s.client.TxPipelined(ctx, func(p redis.Pipeliner) error { f(p); return nil })
@@ -567,12 +519,13 @@ func (s *Store) Set(ctx context.Context, key string, value []byte) error {
 }
 
 func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
-	return poll(ctx, s, "get", []string{key}, func(ctx context.Context) ([]byte, error) {
+	names := []string{key}
+	return poll(ctx, s, "get", names, s.atKey, func(ctx context.Context) ([]byte, []string, error) {
 		value, err := s.client.Get(ctx, s.key(key)).Bytes()
 		if err == redis.Nil {
-			err = errNotYet
+			return nil, names, nil
 		}
-		return value, err
+		return value, nil, err
 	}, nil)
 }
 
@@ -651,34 +604,30 @@ func (s *Store) CompareSet(ctx context.Context, key string, expected, desired []
 }
 
 // missing returns the keys for which there is neither a key nor a queue.
-func (s *Store) missing(ctx context.Context, keys []string) ([]string, error) {
-	if len(keys) == 0 {
-		return nil, nil
+func (s *Store) missing(ctx context.Context, names []string) ([]string, error) {
+	keys := make([][]string, len(names))
+	for i, name := range names {
+		keys[i] = s.atEither(name)
 	}
-	answers := make([]*redis.IntCmd, len(keys))
-	_, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for i, k := range keys {
-			answers[i] = p.Exists(ctx, s.key(k), s.queue(k))
-		}
-		return nil
-	})
+	there, err := s.exist(ctx, keys)
 	if err != nil {
 		return nil, err
 	}
 	var missing []string
-	for i, k := range keys {
-		if answers[i].Val() == 0 {
-			missing = append(missing, k)
+	for i, name := range names {
+		if !there[i] {
+			missing = append(missing, name)
 		}
 	}
 	return missing, nil
 }
 
 func (s *Store) Wait(ctx context.Context, keys ...string) error {
-	_, err := pollKeys(ctx, s, "wait", keys, func(ctx context.Context, keys []string) (struct{}, []string, error) {
+	keys = slices.Clone(keys)
+	_, err := poll(ctx, s, "wait", keys, s.atEither, func(ctx context.Context) (struct{}, []string, error) {
 		missing, err := s.missing(ctx, keys)
 		return struct{}{}, missing, err
-	})
+	}, nil)
 	return err
 }
 
@@ -741,13 +690,13 @@ func (s *Store) Append(ctx context.Context, key string, value []byte) error {
 	})
 }
 
-// MultiGet waits until every key exists and returns their values in order. Each poll is one round
-// trip.
+// MultiGet waits until every key exists and returns their values in order.
 func (s *Store) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
 	if len(keys) == 0 {
 		return nil, nil
 	}
-	return pollKeys(ctx, s, "multi get", keys, func(ctx context.Context, keys []string) ([][]byte, []string, error) {
+	keys = slices.Clone(keys)
+	return poll(ctx, s, "multi get", keys, s.atKey, func(ctx context.Context) ([][]byte, []string, error) {
 		answer, err := s.client.MGet(ctx, s.keys(keys)...).Result()
 		if err != nil {
 			return nil, nil, err
@@ -762,7 +711,7 @@ func (s *Store) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
 			values[i] = []byte(text)
 		}
 		return values, missing, nil
-	})
+	}, nil)
 }
 
 // MultiSet sets keys[i] to values[i], all in one transaction.
@@ -799,15 +748,16 @@ func (s *Store) QueuePush(ctx context.Context, key string, value []byte) error {
 // QueuePop puts an element that comes after its context has ended, or after Close, back into the queue, as the first one.
 // An element whose connection ends before it has come is lost, and so is one whose process ends.
 func (s *Store) QueuePop(ctx context.Context, key string, block bool) ([]byte, error) {
-	return poll(ctx, s, "queue pop", []string{key}, func(ctx context.Context) ([]byte, error) {
+	names := []string{key}
+	return poll(ctx, s, "queue pop", names, s.atQueue, func(ctx context.Context) ([]byte, []string, error) {
 		value, err := s.client.LPop(ctx, s.queue(key)).Bytes()
 		switch {
 		case err == redis.Nil && block:
-			err = errNotYet
+			return nil, names, nil
 		case err == redis.Nil:
 			err = store.ErrQueueEmpty
 		}
-		return value, err
+		return value, nil, err
 	}, func(value []byte) {
 		ctx := context.WithoutCancel(ctx)
 		_ = s.transact(ctx, func(p redis.Pipeliner) {

@@ -30,13 +30,14 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/storetest"
 )
 
 func TestMain(m *testing.M) {
 	if addr := os.Getenv("REDIS_TEST_DOWN"); addr != "" { // what TestQuiet starts
-		_, err := New(context.Background(), "redis://"+addr, Options{})
+		_, err := New(context.Background(), "redis://"+addr)
 		fmt.Println(err)
 		return
 	}
@@ -45,8 +46,7 @@ func TestMain(m *testing.M) {
 
 // TestQuiet: go-redis writes nothing to standard error by itself.
 func TestQuiet(t *testing.T) {
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), "REDIS_TEST_DOWN="+freeport.Loopback(t))
 	var out, errs bytes.Buffer
@@ -126,8 +126,7 @@ func plainServer(t *testing.T) *server { return startServer(t, "--port", "PORT")
 
 func connect(t *testing.T, rawURL string, opts Options) *Store {
 	t.Helper()
-	s, err := New(t.Context(), rawURL, opts)
-	require.NoError(t, err)
+	s := must.Get(New(t.Context(), rawURL, opts))
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
@@ -184,7 +183,7 @@ func TestPassword(t *testing.T) {
 
 	u.User = url.UserPassword("", "hunter2")
 	for _, wrong := range []string{u.String(), "redis://" + srv.addr} {
-		_, err := New(t.Context(), wrong, Options{})
+		_, err := New(t.Context(), wrong)
 		require.ErrorContains(t, err, "store: redis "+srv.addr+": connect: ")
 		require.NotContains(t, err.Error(), "hunter2")
 	}
@@ -201,26 +200,22 @@ func TestTLS(t *testing.T) {
 	s := connect(t, secure, Options{TLS: config})
 	require.Empty(t, config.ServerName, "the caller's configuration was changed")
 	require.NoError(t, s.Set(t.Context(), "k", []byte("v")))
-	clone, err := s.Clone(t.Context())
-	require.NoError(t, err)
+	clone := must.Get(s.Clone(t.Context()))
 	got, err := clone.Get(t.Context(), "k")
 	require.NoError(t, err)
 	require.Equal(t, "v", string(got))
 	require.NoError(t, clone.Close())
 	connect(t, secure+"?skip_verify=true", Options{})
 
-	_, err = New(t.Context(), secure, Options{})
-	var unknown x509.UnknownAuthorityError
-	require.ErrorAs(t, err, &unknown, "an unknown authority is refused")
-	_, err = New(t.Context(), "redis://:secret@"+srv.addr, Options{})
-	require.Error(t, err)
+	_, err = New(t.Context(), secure)
+	must.As[x509.UnknownAuthorityError](t, err, "an unknown authority is refused")
+	require.Error(t, must.Err(New(t.Context(), "redis://:secret@"+srv.addr)))
 	_, err = New(t.Context(), "redis://:secret@"+srv.addr, Options{TLS: config})
 	require.ErrorContains(t, err, "not rediss")
 }
 
 func writeCertificate(t *testing.T, dir string) *x509.CertPool {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	template := &x509.Certificate{
 		SerialNumber:          big.NewInt(1),
 		Subject:               pkix.Name{CommonName: "redis test"},
@@ -231,18 +226,15 @@ func writeCertificate(t *testing.T, dir string) *x509.CertPool {
 		BasicConstraintsValid: true,
 		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 	}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	require.NoError(t, err)
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
+	cert := must.Get(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))
+	private := must.Get(x509.MarshalPKCS8PrivateKey(key))
 	for name, block := range map[string]*pem.Block{
 		"cert.pem": {Type: "CERTIFICATE", Bytes: cert},
 		"key.pem":  {Type: "PRIVATE KEY", Bytes: private},
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600))
 	}
-	parsed, err := x509.ParseCertificate(cert)
-	require.NoError(t, err)
+	parsed := must.Get(x509.ParseCertificate(cert))
 	pool := x509.NewCertPool()
 	pool.AddCert(parsed)
 	return pool
@@ -302,22 +294,17 @@ func TestExpiry(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: srv.addr})
 	defer client.Close()
 	lives := func(key string) time.Duration {
-		d, err := client.PTTL(ctx, key).Result()
-		require.NoError(t, err)
-		return d
+		return must.Get(client.PTTL(ctx, key).Result())
 	}
 
 	s := connect(t, "redis://"+srv.addr, Options{Prefix: "job", Expiry: time.Hour})
 	require.NoError(t, s.Set(ctx, "set", nil))
 	require.NoError(t, s.Append(ctx, "append", nil))
 	require.NoError(t, s.QueuePush(ctx, "push", nil))
-	_, err := s.Add(ctx, "add", 1)
-	require.NoError(t, err)
+	must.Get(s.Add(ctx, "add", 1))
 	require.NoError(t, s.Set(ctx, "add text", []byte(" 1")))
-	_, err = s.Add(ctx, "add text", 1)
-	require.NoError(t, err)
-	_, err = s.CompareSet(ctx, "compare", nil, []byte("x"))
-	require.NoError(t, err)
+	must.Get(s.Add(ctx, "add text", 1))
+	must.Get(s.CompareSet(ctx, "compare", nil, []byte("x")))
 	keys := []string{"{job}kset", "{job}kappend", "{job}qpush", "{job}kadd", "{job}kadd text", "{job}kcompare"}
 	for _, k := range keys {
 		require.Greater(t, lives(k), 30*time.Minute, k)
@@ -331,10 +318,8 @@ func TestExpiry(t *testing.T) {
 
 	ever := connect(t, "redis://"+srv.addr, Options{Prefix: "ever", Expiry: -1})
 	require.NoError(t, ever.Set(ctx, "set", nil))
-	_, err = ever.CompareSet(ctx, "compare", nil, []byte("x"))
-	require.NoError(t, err)
-	c, err := ever.Clone(ctx)
-	require.NoError(t, err)
+	must.Get(ever.CompareSet(ctx, "compare", nil, []byte("x")))
+	c := must.Get(ever.Clone(ctx))
 	defer c.Close()
 	require.NoError(t, c.Set(ctx, "clone", nil))
 	for _, k := range []string{"set", "compare", "clone"} {
@@ -366,12 +351,8 @@ func TestManyKeys(t *testing.T) {
 	}
 	require.NoError(t, s.MultiSet(t.Context(), keys, make([][]byte, len(keys))))
 	require.NoError(t, s.Wait(t.Context(), keys...))
-	n, err := s.NumKeys(t.Context())
-	require.NoError(t, err)
-	require.EqualValues(t, len(keys), n)
-	listed, err := s.ListKeys(t.Context())
-	require.NoError(t, err)
-	require.ElementsMatch(t, keys, listed)
+	require.EqualValues(t, len(keys), must.Get(s.NumKeys(t.Context())))
+	require.ElementsMatch(t, keys, must.Get(s.ListKeys(t.Context())))
 	require.NoError(t, s.renewAll(t.Context()))
 }
 
@@ -391,9 +372,7 @@ func TestConcurrentTextAdds(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	got, err := s.Get(t.Context(), "n")
-	require.NoError(t, err)
-	require.Equal(t, "-9223372036854775796", string(got))
+	require.Equal(t, "-9223372036854775796", string(must.Get(s.Get(t.Context(), "n"))))
 }
 
 func TestServerGoesAway(t *testing.T) {
@@ -409,8 +388,7 @@ func TestServerGoesAway(t *testing.T) {
 		require.NotErrorIs(t, err, store.ErrTimeout)
 		require.NotErrorIs(t, err, store.ErrClosed)
 	}
-	_, err := New(ctx, "redis://"+srv.addr, Options{})
-	require.ErrorContains(t, err, "store: redis "+srv.addr+": connect: ")
+	require.ErrorContains(t, must.Err(New(ctx, "redis://"+srv.addr)), "store: redis "+srv.addr+": connect: ")
 }
 
 // TestEmptiedServer: a server comes back without its data. Open stores do not take
@@ -435,9 +413,7 @@ func TestEmptiedServer(t *testing.T) {
 	require.ErrorContains(t, err, "the server has lost the data under this store's prefix (job)")
 
 	fresh := connect(t, url, Options{})
-	n, err = fresh.Add(t.Context(), "n", 1)
-	require.NoError(t, err)
+	n = must.Get(fresh.Add(t.Context(), "n", 1))
 	require.EqualValues(t, 1, n)
-	_, err = s.Add(t.Context(), "n", 1)
-	require.ErrorIs(t, err, ErrEmptied)
+	require.ErrorIs(t, must.Err(s.Add(t.Context(), "n", 1)), ErrEmptied)
 }

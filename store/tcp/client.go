@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store"
 )
@@ -25,8 +26,7 @@ import (
 // server ended, or it refused the request: the protocol has no error replies.
 var ErrDisconnected = errors.New("the server closed the connection: it ended, or refused the request")
 
-// Options say how to join a store. The zero value is a client that detects the server's dialect
-// and does not wait for other ranks.
+// Options say how to join a store. The zero value is a client that does not wait for other ranks.
 type Options struct {
 	// Server hosts the store in this process, and then joins it as a client. Close ends both.
 	Server bool
@@ -36,7 +36,7 @@ type Options struct {
 	// the host's name to another address.
 	Listen string
 
-	// ServerOptions are for the hosted server. If its TLS, Token, Job, World or Limits are not set,
+	// ServerOptions are for the hosted server. If its TLS, Job, World or Limits are not set,
 	// those of Options are used (WorldSize for World).
 	ServerOptions ServerOptions
 
@@ -76,17 +76,10 @@ type Options struct {
 	// since a cluster's DNS learns the names of pods with a delay.
 	ResolveTimeout time.Duration
 
-	// Dialect is the server's. Unknown means to detect it, which costs two connections with an old
-	// server and nothing with a new one.
-	Dialect store.Dialect
-
 	// TLS encrypts the connection. Only servers of this package support it. An empty ServerName
 	// is taken from the address. A hosting process needs a certificate here or in
 	// ServerOptions.TLS.
 	TLS *tls.Config
-
-	// Token is the secret of ServerOptions.Token.
-	Token Token
 
 	// Job names this process's job. A server of this package for another job refuses the client,
 	// and New fails at once with ErrOtherJob and both names. Every server accepts clients without
@@ -96,10 +89,12 @@ type Options struct {
 	// Limits bound calls before anything is sent; the error is store.ErrTooLarge. Larger limits
 	// also need a server with larger limits.
 	Limits Limits
+
+	dialect *dialect // the server's, for tests; nil: find out
 }
 
 // Store is a client of a TCPStore server. Make one with New. It implements
-// store.Store, store.Cloner, store.Dialecter, store.Willer and store.LocalAddresser.
+// store.Store, store.Cloner, store.Willer and store.LocalAddresser.
 //
 // To a server of this package it opens one connection, which all calls share at the same time. A
 // Get takes one round trip, and a call that waits does not delay others. To a PyTorch server it
@@ -131,10 +126,9 @@ type Store struct {
 }
 
 var (
-	_ store.Store     = (*Store)(nil)
-	_ store.Cloner    = (*Store)(nil)
-	_ store.Dialecter = (*Store)(nil)
-	_ store.Willer    = (*Store)(nil)
+	_ store.Store  = (*Store)(nil)
+	_ store.Cloner = (*Store)(nil)
+	_ store.Willer = (*Store)(nil)
 
 	_ store.LocalAddresser = (*Store)(nil)
 )
@@ -157,8 +151,9 @@ const workers = "init/"
 // set. It tries again until ctx ends, or else for opts.Timeout, so the server may start later
 // than its clients. If the host's name has several addresses, New tries them beside each other. It
 // fails sooner if the host name does not exist (see Options.ResolveTimeout), if another service uses
-// the port, or if the server refuses a certificate or a token.
-func New(ctx context.Context, addr string, opts Options) (*Store, error) {
+// the port, or if the server refuses a certificate.
+func New(ctx context.Context, addr string, o ...Options) (*Store, error) {
+	opts := option.Last(o)
 	start := time.Now()
 	s, err := open(ctx, addr, opts)
 	var e *store.Error
@@ -174,7 +169,7 @@ func New(ctx context.Context, addr string, opts Options) (*Store, error) {
 
 func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 	limits := opts.Limits.withDefaults()
-	if err := limits.validate(opts.Job, opts.Token); err != nil {
+	if err := limits.validate(opts.Job); err != nil {
 		return nil, err
 	}
 	if opts.WorldSize < 0 {
@@ -196,9 +191,6 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 		if so.TLS == nil {
 			so.TLS = opts.TLS
 		}
-		if so.Token == "" {
-			so.Token = opts.Token
-		}
 		if so.Job == "" {
 			so.Job = opts.Job
 		}
@@ -218,10 +210,10 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 			host = "localhost"
 		}
 	}
-	d := dialer{addr: net.JoinHostPort(host, port), dialect: opts.Dialect, tls: opts.TLS, token: string(opts.Token), job: opts.Job}
-	ours := server != nil || d.tls != nil || d.token != ""
-	if ours && d.dialect == store.DialectUnknown {
-		d.dialect = store.DialectV2
+	d := dialer{addr: net.JoinHostPort(host, port), dialect: opts.dialect, tls: opts.TLS, job: opts.Job}
+	ours := server != nil || d.tls != nil
+	if ours && d.dialect == nil {
+		d.dialect = pytorch
 	}
 	o := &progress{addr: d.addr, hostedBy: opts.HostedBy}
 	defer waiting.Start(ctx, opts.Logger, o.report)()
@@ -244,7 +236,7 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 		s.local = netip.Addr{} // others may reach the server by another address
 	}
 	s.SetTimeout(opts.Timeout)
-	if ours && d.dialect == store.DialectV2 {
+	if ours && d.dialect == pytorch {
 		s.queues.Store(has)
 		s.listing.Store(has)
 	}
@@ -285,7 +277,7 @@ func (d dialer) joinable(ctx context.Context, limits Limits, opts Options) (*con
 		s.Close()
 		if err == nil {
 			err = errLeft
-		} else if !errors.Is(err, ErrDisconnected) { // else it is ending
+		} else if !errors.Is(err, ErrDisconnected) && !errors.Is(err, ErrRestarted) { // else it is ending, or has ended
 			return nil, nil, said(err)
 		}
 		last = err
@@ -368,9 +360,6 @@ func localAddr(c *conn, addr string) netip.Addr {
 
 // Server returns the server that this store hosts, or nil.
 func (s *Store) Server() *Server { return s.server }
-
-// Dialect returns the dialect that the connection speaks.
-func (s *Store) Dialect() store.Dialect { return s.dialer.dialect }
 
 // Timeout returns the limit of a call whose context has no deadline.
 func (s *Store) Timeout() time.Duration { return time.Duration(s.timeout.Load()) }
@@ -508,8 +497,7 @@ func (s *Store) drop(c *conn) {
 	s.mu.Unlock()
 }
 
-// exchange sends req and reads its reply on c. If read is nil, req has no reply. exchange then
-// sends a second request, whose reply shows that the first was carried out.
+// exchange sends req and reads its reply on c. If read is nil, req has no reply, and is confirmed.
 func exchange(ctx context.Context, c *conn, req *request, read func(*bufio.Reader) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -526,14 +514,11 @@ func exchange(ctx context.Context, c *conn, req *request, read func(*bufio.Reade
 		}
 		return read(c.r)
 	}
-	if c.dialect == store.DialectV1 {
-		if err := c.send(req, &request{query: qWait}); err != nil {
-			return err
-		}
-		_, err := readFlag(c.r)
-		return err
+	keys, err := c.confirm(req)
+	if err == nil && keys < 0 {
+		err = malformedf("a reply of %d keys", keys)
 	}
-	return c.ping(req)
+	return err
 }
 
 // once carries out a request on any connection.
@@ -660,7 +645,7 @@ func (s *Store) await(ctx context.Context, c *conn, req *request) (usable bool, 
 	if err == nil {
 		return true, nil
 	}
-	if ctx.Err() == nil || !errors.Is(err, os.ErrDeadlineExceeded) || c.dialect == store.DialectV1 {
+	if ctx.Err() == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 		return false, err
 	}
 
@@ -750,8 +735,12 @@ func (s *Store) stillMissing(ctx context.Context, c *conn, keys, wire []string) 
 }
 
 // support returns an error if the server does not know q. PyTorch's servers then close the
-// connection, so it tries once, on a separate connection.
+// connection, so it tries once, on a separate connection, where the dialect does not tell.
 func (s *Store) support(ctx context.Context, q query) error {
+	unsupported := fmt.Errorf("the server does not know %v: %w", q, errors.ErrUnsupported)
+	if s.dialer.dialect.number(q) < 0 {
+		return unsupported
+	}
 	probe := &request{query: qListKeys}
 	read := func(r *bufio.Reader) error {
 		n, err := readInt64(r)
@@ -770,13 +759,10 @@ func (s *Store) support(ctx context.Context, q query) error {
 	default:
 		return nil
 	}
-	unsupported := fmt.Errorf("the server does not know %v: %w", q, errors.ErrUnsupported)
-	switch {
-	case s.Dialect() == store.DialectV1:
-		return unsupported
-	case known.Load() == has:
+	switch known.Load() {
+	case has:
 		return nil
-	case known.Load() == lacks:
+	case lacks:
 		return unsupported
 	}
 	c, err := s.connect(ctx)

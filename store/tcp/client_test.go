@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -16,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -23,13 +23,13 @@ import (
 // ends a connection on a request that knows does not accept.
 type filter struct {
 	net.Listener
-	dialect store.Dialect // what the server behind is spoken to in
+	dialect *dialect // what the server behind is spoken to in
 	knows   func(*request) bool
 	backend string
 }
 
 // newFilter returns its address.
-func newFilter(t *testing.T, d store.Dialect, knows func(*request) bool) string {
+func newFilter(t *testing.T, d *dialect, knows func(*request) bool) string {
 	ln, err := net.Listen("tcp", local)
 	require.NoError(t, err)
 	f := &filter{ln, d, knows, serve(t, ServerOptions{plain: true}).Addr().String()}
@@ -82,16 +82,13 @@ func (f *filter) relay(c net.Conn) {
 func TestOldServerIsFoundOut(t *testing.T) {
 	addr := newFilter(t, v1d, func(*request) bool { return true })
 	s := join(t, addr, Options{})
-	require.Equal(t, v1d, s.Dialect())
+	require.Equal(t, v1d, s.dialer.dialect)
 	works(t, s)
-	c, err := s.Clone(t.Context())
-	require.NoError(t, err)
+	c := must.Get(s.Clone(t.Context()))
 	defer c.Close()
-	require.Equal(t, v1d, store.DialectOf(c))
-	_, err = s.QueueLen(t.Context(), "q")
-	require.ErrorIs(t, err, errors.ErrUnsupported)
-	_, err = s.ListKeys(t.Context())
-	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.True(t, store.IsTorch1(c))
+	require.ErrorIs(t, must.Err(s.QueueLen(t.Context(), "q")), errors.ErrUnsupported)
+	require.ErrorIs(t, must.Err(s.ListKeys(t.Context())), errors.ErrUnsupported)
 	works(t, s)
 }
 
@@ -111,10 +108,9 @@ func TestNewServerIsFoundOut(t *testing.T) {
 		}
 		return c, err
 	}
-	c, err := d.dialRetry(t.Context())
-	require.NoError(t, err)
+	c := must.Get(d.dialRetry(t.Context()))
 	defer c.Close()
-	require.Equal(t, store.DialectV2, d.dialect)
+	require.Equal(t, pytorch, d.dialect)
 	require.Equal(t, native, c.dialect)
 }
 
@@ -123,7 +119,7 @@ func TestNewServerIsFoundOut(t *testing.T) {
 func TestServerWithoutQueues(t *testing.T) {
 	old := func(r *request) bool { return r.query <= qPing }
 	s := join(t, newFilter(t, v2d, old), Options{})
-	require.Equal(t, v2d, s.Dialect())
+	require.Equal(t, v2d, s.dialer.dialect)
 	s.mu.Lock()
 	first := s.atRest[0]
 	s.mu.Unlock()
@@ -142,8 +138,7 @@ func TestServerWithoutQueues(t *testing.T) {
 
 	s = join(t, newFilter(t, v2d, func(r *request) bool { return r.query <= qQueueLen }), Options{})
 	require.NoError(t, s.QueuePush(t.Context(), "q", nil))
-	_, err := s.ListKeys(t.Context())
-	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorIs(t, must.Err(s.ListKeys(t.Context())), errors.ErrUnsupported)
 }
 
 func TestServerComesLater(t *testing.T) {
@@ -161,9 +156,7 @@ func TestServerComesLater(t *testing.T) {
 
 	host := join(t, addr, Options{Server: true, WorldSize: 2}) // waits for the other
 	require.NoError(t, await(t, joined))
-	v, err := host.readWire(t, workers)
-	require.NoError(t, err)
-	require.Equal(t, "2", v)
+	require.Equal(t, "2", must.Get(host.readWire(t, workers)))
 }
 
 // readWire reads a key as it is on the wire.
@@ -183,7 +176,7 @@ func TestWorkersThatDoNotCome(t *testing.T) {
 	_, err = New(t.Context(), local, Options{Server: true, WorldSize: -1})
 	require.ErrorContains(t, err, "WorldSize")
 	for _, addr := range []string{"no port", "127.0.0.1:http", "127.0.0.1:0", "127.0.0.1:65536"} {
-		_, err = New(t.Context(), addr, Options{})
+		_, err = New(t.Context(), addr)
 		require.ErrorContains(t, err, addr)
 		require.ErrorContains(t, err, "port")
 	}
@@ -196,7 +189,7 @@ func TestServerDies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server := serve(t, ServerOptions{})
 			addr := server.Addr().String()
-			s := join(t, addr, Options{Dialect: d})
+			s := join(t, addr, Options{dialect: d})
 			require.NoError(t, s.Set(t.Context(), "k", nil))
 			wait := go1(func() error { return s.Wait(t.Context(), "k", "never") })
 			get := go1(func() error { _, err := s.Get(t.Context(), "later"); return err })
@@ -217,8 +210,7 @@ func TestServerDies(t *testing.T) {
 				require.ErrorContains(t, err, `set "k"`)
 				require.ErrorContains(t, err, addr)
 			}
-			_, err = s.Clone(t.Context())
-			require.ErrorContains(t, err, "clone")
+			require.ErrorContains(t, must.Err(s.Clone(t.Context())), "clone")
 		})
 	}
 }
@@ -226,23 +218,22 @@ func TestServerDies(t *testing.T) {
 // A server that has stopped, as by SIGSTOP, holds up a call until its context
 // ends, and a wait a little longer.
 func TestServerHangs(t *testing.T) {
-	ln, err := net.Listen("tcp", local)
-	require.NoError(t, err)
+	ln := must.Get(net.Listen("tcp", local))
 	defer ln.Close()
-	s := join(t, ln.Addr().String(), Options{Dialect: v1d})
+	s := join(t, ln.Addr().String(), Options{dialect: v1d})
 	s.dialer.dialect = v2d
 	s.atRest[0].dialect = v2d // its handshake is done, say
 	ctx, cancel := context.WithCancel(t.Context())
 	wait := go1(func() error { return s.Wait(ctx, "k") })
 	until(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.atRest) == 0 })
 	cancel()
-	err = await(t, wait)
+	err := await(t, wait)
 	require.ErrorIs(t, err, context.Canceled)
 
 	s.SetTimeout(30 * time.Millisecond)
 	require.ErrorIs(t, s.Set(t.Context(), "k", nil), store.ErrTimeout)
 	require.ErrorIs(t, s.Set(within(t, 20*time.Millisecond), "k", nil), store.ErrTimeout)
-	_, err = New(within(t, 50*time.Millisecond), ln.Addr().String(), Options{})
+	_, err = New(within(t, 50*time.Millisecond), ln.Addr().String())
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
@@ -272,54 +263,10 @@ func scripted(t *testing.T) (*Store, *raw) {
 	return s, &raw{t, c, bufio.NewReader(c)}
 }
 
-// An old server gets the requests for many keys in one piece.
-func TestOldServerIsAskedForManyKeys(t *testing.T) {
-	ln, err := net.Listen("tcp", local)
-	require.NoError(t, err)
-	defer ln.Close()
-	keys := make([]string, 2*getsAtOnce)
-	for i := range keys {
-		keys[i] = fmt.Sprint(i)
-	}
-	served := go1(func() error {
-		c, err := ln.Accept()
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		c.SetDeadline(time.Now().Add(patience))
-		r := bufio.NewReader(c)
-		if _, err := readRequest(r, v1d, Limits{}.withDefaults()); err != nil { // WAIT
-			return err
-		}
-		c.Write([]byte{ready})
-		for range len(keys) / getsAtOnce {
-			var replies []byte
-			for range getsAtOnce {
-				req, err := readRequest(r, v1d, Limits{}.withDefaults())
-				if err != nil {
-					return err
-				}
-				replies = append(replies, cat("value of "+req.keys[0])...)
-			}
-			c.Write(replies)
-		}
-		return nil
-	})
-	s := join(t, ln.Addr().String(), Options{Dialect: v1d, Timeout: patience})
-	values, err := s.MultiGet(t.Context(), keys)
-	require.NoError(t, err)
-	require.NoError(t, await(t, served))
-	for i, v := range values {
-		require.Equal(t, fmt.Sprint("value of /", i), string(v))
-	}
-}
-
 // takes reads one request.
 func (r *raw) takes(q query) *request {
 	r.Helper()
-	req, err := readRequest(r.r, v2d, Limits{}.withDefaults())
-	require.NoError(r, err)
+	req := must.Get(readRequest(r.r, v2d, Limits{}.withDefaults()))
 	require.Equal(r, q, req.query)
 	return req
 }
@@ -329,8 +276,7 @@ func (r *raw) takes(q query) *request {
 func TestLocalAddr(t *testing.T) {
 	local := func(addr string, o Options) netip.Addr {
 		s := join(t, addr, o)
-		c, err := s.Clone(t.Context())
-		require.NoError(t, err)
+		c := must.Get(s.Clone(t.Context()))
 		defer c.Close()
 		require.Equal(t, s.LocalAddr(), store.LocalAddrOf(store.Prefix("p", c)))
 		return s.LocalAddr()
@@ -373,7 +319,7 @@ func TestRepliesThatAreNone(t *testing.T) {
 	}{
 		"check":        {func(s *Store) error { _, err := s.Check(t.Context(), "k"); return err }, []byte{2}},
 		"wait":         {func(s *Store) error { return s.Wait(t.Context(), "k") }, []byte{1}},
-		"ping":         {func(s *Store) error { return s.Set(t.Context(), "k", nil) }, []byte{1, 2, 3, 4}},
+		"confirmation": {func(s *Store) error { return s.Set(t.Context(), "k", nil) }, u64(1 << 63)},
 		"list":         {func(s *Store) error { _, err := s.ListKeys(t.Context()); return err }, u64(1 << 63)},
 		"blob":         {func(s *Store) error { _, err := s.CompareSet(t.Context(), "k", nil, nil); return err }, u64(1 << 63)},
 		"pop":          {func(s *Store) error { _, err := s.QueuePop(t.Context(), "k", false); return err }, append(u64(1), u64(1<<63)...)},
@@ -416,8 +362,7 @@ func TestMissingKeysAreNamed(t *testing.T) {
 				done := go1(func() error { return call(ctx) })
 				until(t, func() bool { return s.Server().Stats().Waiting > 0 })
 				ctx.expire()
-				var e *store.Error
-				require.ErrorAs(t, await(t, done), &e)
+				e := must.As[*store.Error](t, await(t, done))
 				return e
 			}
 			e := expires(func(ctx context.Context) error { return s.Wait(ctx, "a", "b", "c", "d", "b") })
@@ -455,9 +400,7 @@ func TestClientLimits(t *testing.T) {
 	over(err)
 	over(s.Wait(t.Context(), make([]string, 131073)...))
 	require.NoError(t, s.Append(t.Context(), "k", big[1:]))
-	v, err := s.Get(t.Context(), "k")
-	require.NoError(t, err)
-	require.Len(t, v, 16<<20)
+	require.Len(t, must.Get(s.Get(t.Context(), "k")), 16<<20)
 	require.Zero(t, s.Server().Stats().Refused)
 
 	wide := join(t, local, Options{Server: true, Limits: Limits{Value: 9 << 20}})
@@ -511,30 +454,27 @@ func (c onPop) Write(b []byte) (int, error) {
 func TestPopOnItsWay(t *testing.T) {
 	server := serve(t, ServerOptions{plain: true})
 	end := func() {}
-	d := dialer{addr: server.Addr().String(), dialect: store.DialectV2, plain: true}
+	d := dialer{addr: server.Addr().String(), dialect: pytorch, plain: true}
 	d.connectTo = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, addr)
 		return onPop{c, func() { end() }}, err
 	}
-	c, err := d.dial(t.Context())
-	require.NoError(t, err)
+	c := must.Get(d.dial(t.Context()))
 	s := newStore(d, Limits{}.withDefaults(), c)
 	defer s.Close()
 	for i := range 20 {
 		require.NoError(t, s.QueuePush(t.Context(), "q", []byte("v")))
 		ctx, cancel := context.WithCancel(t.Context())
 		end = cancel
-		v, err := s.QueuePop(ctx, "q", i%2 == 0)
-		require.NoError(t, err)
+		v := must.Get(s.QueuePop(ctx, "q", i%2 == 0))
 		require.Equal(t, "v", string(v))
 	}
 }
 
 func TestCloseWhileConnecting(t *testing.T) {
-	ln, err := net.Listen("tcp", local)
-	require.NoError(t, err)
+	ln := must.Get(net.Listen("tcp", local))
 	defer ln.Close()
-	s := join(t, ln.Addr().String(), Options{Dialect: v1d})
+	s := join(t, ln.Addr().String(), Options{dialect: v1d})
 	s.dialer.dialect = v2d // whose handshake this server does not answer
 	wait := go1(func() error { return s.Wait(t.Context(), "k") })
 	until(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.atRest) == 0 })
@@ -547,19 +487,17 @@ func TestCloseWhileConnecting(t *testing.T) {
 	}
 }
 
-func readRequest(r *bufio.Reader, d store.Dialect, l Limits) (*request, error) {
+func readRequest(r *bufio.Reader, d *dialect, l Limits) (*request, error) {
 	req := new(request)
 	return req, req.readFrom(r, d, l)
 }
 
 // A store with a server waits in Drain for the server's other clients, and no longer than its context.
 func TestDrain(t *testing.T) {
-	host, err := New(t.Context(), "127.0.0.1:0", Options{Server: true})
-	require.NoError(t, err)
+	host := must.Get(New(t.Context(), "127.0.0.1:0", Options{Server: true}))
 	defer host.Close()
 	host.Drain(t.Context())
-	guest, err := New(t.Context(), host.Addr(), Options{})
-	require.NoError(t, err)
+	guest := must.Get(New(t.Context(), host.Addr()))
 	require.NoError(t, guest.Set(t.Context(), "k", nil))
 	guest.Drain(t.Context())
 
@@ -578,19 +516,17 @@ func TestDrain(t *testing.T) {
 
 // TestOnce: a rank does not join a server that it has left. It waits for the next one at the address.
 func TestOnce(t *testing.T) {
-	for _, dialect := range []store.Dialect{store.DialectUnknown, store.DialectV1, store.DialectV2} {
-		t.Run(dialect.String(), func(t *testing.T) {
+	for name, dialect := range map[string]*dialect{"found out": nil, "v1": torch1, "v2": pytorch} {
+		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			first, err := Listen(ctx, "127.0.0.1:0", ServerOptions{})
-			require.NoError(t, err)
+			first := must.Get(Listen(ctx, "127.0.0.1:0"))
 			defer first.Close()
 			addr := first.Addr().String()
 			join := func(rank int) (*Store, error) {
-				return New(ctx, addr, Options{WorldSize: 3, Rank: rank, Once: true, CountOnly: true, Dialect: dialect})
+				return New(ctx, addr, Options{WorldSize: 3, Rank: rank, Once: true, CountOnly: true, dialect: dialect})
 			}
-			one, err := join(1)
-			require.NoError(t, err)
+			one := must.Get(join(1))
 			require.NoError(t, one.Leave(ctx, 1))
 			require.NoError(t, one.Close())
 			two, err := join(2) // has not left
@@ -600,8 +536,7 @@ func TestOnce(t *testing.T) {
 			before := first.Stats().Accepted
 			short := newExpiring(t)
 			refused := go1(func() error {
-				_, err := New(short, addr, Options{WorldSize: 3, Rank: 1, Once: true, Dialect: dialect})
-				return err
+				return must.Err(New(short, addr, Options{WorldSize: 3, Rank: 1, Once: true, dialect: dialect}))
 			})
 			until(t, func() bool { return first.Stats().Accepted > before+1 }) // a second try follows a refusal
 			short.expire()
@@ -618,8 +553,7 @@ func TestOnce(t *testing.T) {
 			before = first.Stats().Accepted
 			until(t, func() bool { return first.Stats().Accepted > before+1 })
 			require.NoError(t, first.Close())
-			second, err := Listen(ctx, addr, ServerOptions{})
-			require.NoError(t, err)
+			second := must.Get(Listen(ctx, addr))
 			defer second.Close()
 			require.NoError(t, <-again)
 			require.NoError(t, one.Set(ctx, "k", nil))

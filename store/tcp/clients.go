@@ -21,7 +21,7 @@ const (
 	silent               // has not sent a whole message
 	guest                // has sent one
 	claimed              // says that it is a rank: has counted itself, or named the job
-	proved               // has a certificate or the token, or is the process that hosts the server
+	proved               // has a certificate, or is the process that hosts the server
 	standings
 )
 
@@ -45,7 +45,7 @@ type clients struct {
 	sessions  map[*session]struct{}
 	in        [standings]int                 // how many there are; for outside, minus the number of all
 	addresses map[netip.Addr]*[standings]int // the same for each address that has any
-	old       map[*session]*session          // clients of PyTorch up to 2.0, and their second connections; see pair
+	seconds   seconds
 }
 
 // account is a connection's part of clients.
@@ -72,7 +72,7 @@ var (
 const perRank = 8
 
 func newClients(o ServerOptions) *clients {
-	t := &clients{total: o.MaxClients, maxHeld: o.MaxHeld, sessions: make(map[*session]struct{}), addresses: make(map[netip.Addr]*[standings]int), old: make(map[*session]*session)}
+	t := &clients{total: o.MaxClients, maxHeld: o.MaxHeld, sessions: make(map[*session]struct{}), addresses: make(map[netip.Addr]*[standings]int), seconds: make(seconds)}
 	t.most[claimed] = o.MaxClients / 2
 	if o.World > 0 {
 		t.most[claimed] = min(perRank*o.World, t.most[claimed])
@@ -131,7 +131,7 @@ func (t *clients) move(c *session, to int32) {
 		return
 	}
 	delete(t.sessions, c)
-	delete(t.old, c)
+	delete(t.seconds, c)
 	if c.at[outside] == 0 {
 		delete(t.addresses, c.from)
 	}
@@ -149,9 +149,7 @@ func (t *clients) rise(c *session, to int32) {
 	if is < to {
 		t.move(c, to)
 	}
-	if _, in := t.old[c]; !in && c.peer.dialect == store.DialectV1 {
-		t.old[c] = nil
-	}
+	t.seconds.add(c)
 }
 
 // own notes that the process that hosts the server has the connection from an address and a port.
@@ -186,51 +184,41 @@ func (t *clients) leave(c *session, refused bool) error {
 const atOnce = 64
 
 // makeRoom closes a connection, and reports whether it could. If the listener refuses most, it closes some more of
-// the same address. t.mu is held.
+// the same standing, each the oldest of the address that has most, but for the last one of an address. t.mu is held.
 func (t *clients) makeRoom() bool {
-	t.pair()
+	t.seconds.raise(t)
 	c := t.first(func(c *session) bool { return c.peer.standing.Load() < claimed })
 	if c == nil {
 		return false
 	}
-	at, is, others := c.at, c.peer.standing.Load(), 0
+	is := c.peer.standing.Load()
 	t.evict(c, errMadeRoom)
 	if !t.hostile.Load() {
 		return true
 	}
-	for _, a := range t.addresses {
-		if a != at {
-			others = max(others, a[is])
-		}
-	}
-	var next []*session
+	alike := make(map[*[standings]int][]*session)
 	for c := range t.sessions {
-		if c.at == at && c.peer.standing.Load() == is {
-			next = append(next, c)
+		if c.peer.standing.Load() == is {
+			alike[c.at] = append(alike[c.at], c)
 		}
 	}
-	slices.SortFunc(next, func(a, b *session) int { return cmp.Compare(a.last.Load(), b.last.Load()) })
-	for _, c := range next[:min(atOnce, max(len(next)-others, 0))] {
-		t.evict(c, errMadeRoom)
+	for _, all := range alike {
+		slices.SortFunc(all, func(a, b *session) int { return cmp.Compare(a.last.Load(), b.last.Load()) })
+	}
+	for range atOnce {
+		var most *[standings]int
+		for at, all := range alike {
+			if len(all) > max(1, len(alike[most])) {
+				most = at
+			}
+		}
+		if most == nil {
+			break
+		}
+		t.evict(alike[most][0], errMadeRoom)
+		alike[most] = alike[most][1:]
 	}
 	return true
-}
-
-// pair gives the second connections of PyTorch's clients up to 2.0 the standing of the first ones. They never
-// speak: each is taken to be the oldest silent one from the address of its first. t.mu is held.
-func (t *clients) pair() {
-	for c, second := range t.old {
-		if second == nil || second.spoke || second.peer.standing.Load() == outside {
-			if c.at[silent] == 0 {
-				continue
-			}
-			second = t.first(func(o *session) bool { return o.at == c.at && o.peer.standing.Load() == silent })
-			t.old[c] = second
-		}
-		if is := c.peer.standing.Load(); is != second.peer.standing.Load() {
-			t.move(second, is)
-		}
-	}
 }
 
 // first returns the connection that goes first of those that may. Silent ones go before guests, and those from the

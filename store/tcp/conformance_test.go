@@ -15,10 +15,10 @@ func TestConformance(t *testing.T) {
 		opts Options
 		no   []storetest.Feature
 	}{
-		"v1":            {opts: Options{Dialect: store.DialectV1}, no: v1Lacks},
-		"v2":            {opts: Options{Dialect: store.DialectV2, ServerOptions: ServerOptions{plain: true}}, no: []storetest.Feature{storetest.Wills}},
-		"native":        {},
-		"TLS and token": {opts: Options{TLS: certs.both, Token: "secret of the store"}},
+		"v1":     {opts: Options{dialect: torch1}, no: v1Lacks},
+		"v2":     {opts: Options{dialect: pytorch, ServerOptions: ServerOptions{plain: true}}, no: []storetest.Feature{storetest.Wills}},
+		"native": {},
+		"TLS":    {opts: Options{TLS: certs.both}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			storetest.Run(t, storetest.Config{

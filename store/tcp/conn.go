@@ -5,11 +5,9 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -19,14 +17,13 @@ import (
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/internal/tcpsock"
-	"github.com/c10d-go/c10d/store"
 )
 
 // conn is a client's connection after its handshake. One call at a time uses it.
 type conn struct {
 	net.Conn
 	r       *bufio.Reader
-	dialect store.Dialect
+	dialect *dialect
 	buf     []byte
 }
 
@@ -88,10 +85,9 @@ const attemptTimeout = 30 * time.Second
 // dialer knows how to reach the server.
 type dialer struct {
 	addr    string
-	dialect store.Dialect // DialectUnknown until found out
-	plain   bool          // do not offer the native dialect
+	dialect *dialect // PyTorch's that the server serves; nil until found out
+	plain   bool     // do not offer the native dialect
 	tls     *tls.Config
-	token   string
 
 	progress   *progress     // hears of the tries; may be nil
 	resolveFor time.Duration // how long to look up a name that does not exist; 0: the default
@@ -141,64 +137,26 @@ func (d *dialer) dialRetry(ctx context.Context) (*conn, error) {
 	}
 }
 
-// dial connects once. It detects an unknown dialect and keeps it.
+// dial connects once. It finds out which dialect the server serves and keeps it.
 func (d *dialer) dial(ctx context.Context) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	switch d.dialect {
-	case store.DialectV1:
-		return d.connect(ctx, store.DialectV1)
-	case store.DialectV2:
-		return d.validated(ctx)
+	if d.dialect != nil && d.dialect != pytorch {
+		return d.connect(ctx, d.dialect)
 	}
-
 	c, err := d.validated(ctx)
-	if err == nil {
-		d.dialect = store.DialectV2
-		return c, nil
+	switch {
+	case d.dialect != nil: // other calls may be reading it
+	case err == nil:
+		d.dialect = pytorch
+	case disconnected(err):
+		return d.dialBare(ctx, err)
 	}
-	if !disconnected(err) {
-		return nil, err
-	}
-	// An old server closes a connection that begins with our handshake. So does a server that is
-	// about to end. Only an answer shows that it is an old one.
-	c, v1err := d.connect(ctx, store.DialectV1)
-	if v1err != nil {
-		return nil, err
-	}
-	short, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	release := guard(short, c)
-	v1err = c.send(&request{query: qNumKeys})
-	if v1err == nil {
-		var keys int64
-		if keys, v1err = readInt64(c.r); v1err == nil && (keys < 0 || keys > math.MaxInt32) {
-			release()
-			c.Close()
-			return nil, stranger(binary.LittleEndian.AppendUint64(nil, uint64(keys)))
-		}
-	}
-	release()
-	if v1err != nil {
-		c.Close()
-		return nil, fmt.Errorf("the server at this port is no TCPStore, or is ending; as a client of PyTorch 2.2 or later: %w; as one up to 2.0: %w", err, v1err)
-	}
-	// A server of this package serves both dialects, and may have closed the first connection to make
-	// room for another client.
-	if again, err := d.validated(ctx); err == nil {
-		c.Close()
-		d.dialect = store.DialectV2
-		return again, nil
-	} else if !disconnected(err) {
-		c.Close()
-		return nil, err
-	}
-	d.dialect = store.DialectV1
-	return c, nil
+	return c, err
 }
 
-// connect opens a connection, with TLS and token.
-func (d *dialer) connect(ctx context.Context, dialect store.Dialect) (*conn, error) {
+// connect opens a connection, with TLS.
+func (d *dialer) connect(ctx context.Context, dialect *dialect) (*conn, error) {
 	connect := d.connectTo
 	if connect == nil {
 		connect = tcpsock.Dial
@@ -227,29 +185,18 @@ func (d *dialer) connect(ctx context.Context, dialect store.Dialect) (*conn, err
 		}
 		nc = t
 	}
-	if d.token != "" {
-		if err := authenticate(nc, d.token); err != nil {
-			nc.Close()
-			return nil, settled(err)
-		}
-	}
 	return &conn{Conn: nc, r: bufio.NewReaderSize(nc, 4<<10), dialect: dialect}, nil
 }
 
-// validated connects and does the handshake of the new dialect.
+// validated connects and does the handshake.
 func (d *dialer) validated(ctx context.Context) (*conn, error) {
-	c, err := d.connect(ctx, store.DialectV2)
+	c, err := d.connect(ctx, pytorch)
 	if err != nil {
 		return nil, err
 	}
 	d.progress.connected()
 	release := guard(ctx, c)
-	if d.plain {
-		err = c.ping(validate)
-	} else {
-		err = c.offerNative()
-	}
-	if err == nil && c.dialect == native {
+	if err = c.validate(!d.plain); err == nil && c.dialect == native {
 		err = d.greet(c)
 	}
 	release()
@@ -263,29 +210,11 @@ func (d *dialer) validated(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
-// ping sends a request that has no reply, and PING. The reply to PING shows that the request was
-// carried out. Both go out in one write: PyTorch's newer server forgets its handshake when the
-// bytes of VALIDATE arrive in pieces.
-//
-// An old server takes the bytes of VALIDATE and PING, up to the nonce's third, for a SET and the
-// length of its key. With the top bit of that byte set the length is impossible, and the server
-// closes the connection. Without it, the server may try to allocate that much.
-func (c *conn) ping(before *request) error {
-	nonce := rand.Uint32() | 0x80<<16
-	if err := c.send(before, &request{query: qPing, num: int64(nonce)}); err != nil {
-		return err
+// confirm sends a request that every server knows, after those that have no reply: its reply shows that they were
+// carried out.
+func (c *conn) confirm(before ...*request) (keys int64, err error) {
+	if err := c.send(append(before, &request{query: qNumKeys})...); err != nil {
+		return 0, err
 	}
-	echo, err := c.echo()
-	if err == nil && echo != nonce {
-		err = malformedf("the server answered %#x to a ping with %#x", echo, nonce)
-	}
-	return err
-}
-
-// echo reads the answer to a PING.
-func (c *conn) echo() (uint32, error) {
-	if b, err := c.r.Peek(4); err == nil && string(b) == alert[:4] {
-		return 0, errNeedsTLS
-	}
-	return readUint32(c.r)
+	return readInt64(c.r)
 }

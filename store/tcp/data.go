@@ -45,7 +45,7 @@ type data struct {
 // peer is data's part of one connection.
 type peer struct {
 	session  *session // for the server; nil in tests
-	dialect  store.Dialect
+	dialect  *dialect
 	out      output
 	wait     *waiter      // its WAIT or BARRIER under way, in PyTorch's dialects
 	handed   string       // the queue whose push ended its last wait, until it pops
@@ -149,9 +149,9 @@ func (d *data) do(p *peer, id uint32, r *request) (woken []*peer, err error) {
 	}
 	p.handed = ""
 
-	// A client of the old dialect cannot cancel a wait. If it sends a request, it has given up
-	// the wait, and would take its answer for that of the new request.
-	if p.dialect == store.DialectV1 {
+	// A client that cannot cancel a wait has given it up when it sends a request. It would take the answer to the
+	// wait for that to the request.
+	if p.dialect.number(qCancelWait) < 0 {
 		d.drop(p.wait)
 	}
 	if d.large(r) > 0 {

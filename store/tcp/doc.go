@@ -15,8 +15,8 @@
 //
 // PyTorch up to 2.0 has no handshake. PyTorch from 2.2 on numbers its requests differently
 // and begins with VALIDATE. The server tells the dialects apart by the first bytes and serves
-// both at once. The client begins in the new dialect, see Options.Dialect. An old server takes
-// these bytes for an impossible length and closes that one connection.
+// both at once. The client begins in the new dialect. An old server takes these bytes for
+// an impossible length and closes that one connection; the client then finds out by a second one.
 //
 //	                        PyTorch's clients         PyTorch's servers
 //	1.13 (old)              all it has                all but queues and ListKeys
@@ -64,7 +64,7 @@
 //
 // When a call that writes returns nil, every client sees the new value. PyTorch's protocol
 // has no reply to SET, APPEND, MULTI_SET and QUEUE_PUSH. With PyTorch's servers the client
-// therefore sends a second request, PING, or for an old server a WAIT for no keys. Its reply
+// therefore sends a second request, for the number of keys. Its reply
 // shows that the server has processed the first. PyTorch's clients do not, so another rank's
 // read may overtake their write.
 //
@@ -77,7 +77,7 @@
 // # Who stays
 //
 // The fields of ServerOptions limit connections, times and memory. All have defaults, which
-// ServerOptions.World sizes. With TLS or a token, connections whose handshake has not ended are apart:
+// ServerOptions.World sizes. With TLS, connections whose handshake has not ended are apart:
 // a process takes 256, and two for each rank, and one more closes the oldest. One that has sent 16 KiB of
 // a TLS handshake is closed.
 //
@@ -88,7 +88,7 @@
 //   - a rank that says so: has counted itself (Options.WorldSize; PyTorch's ranks do the same), or named the
 //     server's job (Options.Job). At most eight connections for each rank of World are believed, and at most
 //     half of MaxClients;
-//   - proved: has a certificate that the server verifies, or the token, or hosts the server in its process.
+//   - proved: has a certificate that the server verifies, or hosts the server in its process.
 //
 // When there are too many connections, a new client takes the place of a silent one, else of a guest. It is
 // one of the address with the most of them, and of these the one that has sent nothing for longest. Ranks
@@ -98,8 +98,7 @@
 // that are stored. The sum for all that have proved nothing is at most MaxHeld. A client that does not read costs
 // 2 KiB. If ranks all write long values or get many at once, some wait for others, for 5 s at most. Then the server
 // closes connections. First it closes those with 256 KiB or more, in the order in which these began. Then it closes
-// those with most. It closes only guests while guests have more than half. A request in small pieces counts as a
-// larger one.
+// those with most. It closes only guests while guests have more than half.
 //
 // A client that has sent a message may then be silent for ever, because PyTorch's clients are
 // silent for hours and cannot reconnect. A PyTorch client up to 2.0 has a second connection that
@@ -117,10 +116,8 @@
 // # Access control
 //
 // PyTorch's protocol has no authentication: every process that reaches the port can read and
-// write everything. Among Go processes Options.Token authenticates clients and Options.TLS
-// encrypts; PyTorch's clients can use neither. A server with TLS refuses a client without it, and
-// Store.Refused returns the address of the last one. The token is never sent. Without TLS, what follows
-// it is not encrypted and can be changed on the way.
+// write everything. Among Go processes Options.TLS authenticates and encrypts; PyTorch's clients
+// cannot use it. A server with TLS refuses a client without it.
 //
 // # Limits
 //

@@ -13,7 +13,7 @@ import (
 // Two ranks, here in one process, meet in a store.
 func Example() {
 	ctx := context.Background()
-	server, err := tcp.Listen(ctx, "127.0.0.1:0", tcp.ServerOptions{})
+	server, err := tcp.Listen(ctx, "127.0.0.1:0")
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // addGolden seeds a fuzzer with what PyTorch sends in one direction.
@@ -49,8 +49,7 @@ func FuzzServer(f *testing.F) {
 				break
 			}
 			require.NoError(t, limits.check(rest))
-			again, err := rest.append(nil, d)
-			require.NoError(t, err)
+			again := must.Get(rest.append(nil, d))
 			back, err := readRequest(bufio.NewReader(bytes.NewReader(again)), d, limits)
 			require.NoError(t, err)
 			require.Equal(t, rest, back)
@@ -109,17 +108,14 @@ func FuzzNative(f *testing.F) {
 			if err != nil {
 				break
 			}
-			again, err := req.append(nil, native)
-			require.NoError(t, err)
-			require.Len(t, again, req.size())
+			require.Len(t, must.Get(req.append(nil, native)), req.size())
 			if req.query == qListKeys {
 				continue // which a session answers
 			}
 			if req.query != qGiveUp {
 				asked[id] = req.clone()
 			}
-			_, err = data.do(p, id, req)
-			require.NoError(t, err, "nothing that can be read ends the connection")
+			require.NoError(t, must.Err(data.do(p, id, req)), "nothing that can be read ends the connection")
 			held := 0
 			for _, w := range p.waits {
 				held += w.req.held()
@@ -145,15 +141,12 @@ func FuzzNative(f *testing.F) {
 			if err != nil {
 				break
 			}
-			id, err := readUint32(answers)
-			require.NoError(t, err)
-			status, err := answers.ReadByte()
-			require.NoError(t, err)
+			id := must.Get(readUint32(answers))
+			status := must.Get(answers.ReadByte())
 			req := asked[id]
 			require.NotNil(t, req, "a second reply, or one to no request")
 			delete(asked, id)
-			got, err := readNative(answers, req.query, len(req.keys), status, n-frameHead)
-			require.NoError(t, err)
+			got := must.Get(readNative(answers, req.query, len(req.keys), status, n-frameHead))
 			require.Equal(t, status == done, got.err == nil)
 		}
 		require.Len(t, p.waits, len(asked))
@@ -207,22 +200,6 @@ func FuzzReplies(f *testing.F) {
 	})
 }
 
-// FuzzToken gives a stranger's bytes to both sides of the token handshake.
-func FuzzToken(f *testing.F) {
-	f.Add([]byte(hello))
-	f.Add(append([]byte(hello), make([]byte, 64)...))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		stream := func() io.ReadWriter {
-			return struct {
-				io.Reader
-				io.Writer
-			}{bytes.NewReader(b), io.Discard}
-		}
-		require.Error(t, admit(stream(), "secret"))
-		require.Error(t, authenticate(stream(), "secret"))
-	})
-}
-
 // noConn is a connection with nothing behind it.
 type noConn struct{ net.Conn }
 
@@ -247,12 +224,12 @@ func FuzzOpening(f *testing.F) {
 			require.Error(t, err)
 		case bytes.HasPrefix(b, opening):
 			require.NoError(t, err)
-			require.Equal(t, store.DialectV2, c.peer.dialect)
+			require.Equal(t, pytorch, c.peer.dialect)
 		case b[0] == 0x16: // a client with TLS
 			require.Error(t, err)
 		default:
 			require.NoError(t, err)
-			require.Equal(t, store.DialectV1, c.peer.dialect)
+			require.Equal(t, torch1, c.peer.dialect)
 		}
 	})
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -27,7 +28,7 @@ type block struct {
 }
 
 type line struct {
-	dialect store.Dialect
+	dialect *dialect
 	second  bool // of the second client
 	request bool
 	bytes   []byte
@@ -81,7 +82,7 @@ func TestGoldenServer(t *testing.T) {
 						c = &clients[1]
 						if *c == nil {
 							*c = dialRaw(t, addr)
-							if d == store.DialectV2 {
+							if d == pytorch {
 								(*c).send(opening)
 							}
 						}
@@ -107,8 +108,7 @@ func TestGoldenServer(t *testing.T) {
 // expectList expects a reply to LIST_KEYS in any order.
 func expectList(c *raw, want []byte) {
 	got := make([]byte, len(want))
-	_, err := io.ReadFull(c.r, got)
-	require.NoError(c, err)
+	must.Get(io.ReadFull(c.r, got))
 	require.Equal(c, keysOf(c, want), keysOf(c, got))
 }
 
@@ -135,8 +135,7 @@ func TestGoldenClient(t *testing.T) {
 			defer ln.Close()
 			var conn *raw
 			accept := func() {
-				c, err := ln.Accept()
-				require.NoError(t, err)
+				c := must.Get(ln.Accept())
 				t.Cleanup(func() { c.Close() })
 				require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
 				conn = &raw{t, c, nil}
@@ -167,7 +166,7 @@ func TestGoldenClient(t *testing.T) {
 							size = 2
 						}
 						var err error
-						s, err = New(t.Context(), ln.Addr().String(), Options{Dialect: d, Timeout: patience, WorldSize: size})
+						s, err = New(t.Context(), ln.Addr().String(), Options{dialect: d, Timeout: patience, WorldSize: size})
 						if err == nil {
 							s.queues.Store(has)
 							s.listing.Store(has)
@@ -177,7 +176,7 @@ func TestGoldenClient(t *testing.T) {
 					}
 					return call(ctx, s)
 				})
-				if joining || d == store.DialectV1 && strings.HasPrefix(b.title, "num_keys() right after") {
+				if joining || d == torch1 && strings.HasPrefix(b.title, "num_keys() right after") {
 					accept() // an old client gives up its connection with a wait
 				}
 				for i, l := range lines {
@@ -190,12 +189,10 @@ func TestGoldenClient(t *testing.T) {
 					if i == 0 && timeOuts[b.title] {
 						// The wait, behind which the new dialect has CANCEL_WAIT.
 						n = 1 + 8 + 8 + int(l.bytes[9])
-						_, err := io.ReadFull(conn, got[:n])
-						require.NoError(t, err)
+						must.Get(io.ReadFull(conn, got[:n]))
 						ctx.expire()
 					}
-					_, err := io.ReadFull(conn, got[n:])
-					require.NoError(t, err)
+					must.Get(io.ReadFull(conn, got[n:]))
 					if joining && bytes.HasPrefix(l.bytes, opening) {
 						require.Equal(t, l.bytes[:6], got[:6])
 						require.GreaterOrEqual(t, got[8], byte(0x80), "the nonce must be safe for an old server")
@@ -210,28 +207,17 @@ func TestGoldenClient(t *testing.T) {
 				require.NoError(t, await(t, done), b.title)
 			}
 			require.NoError(t, s.Close())
-			rest, err := io.ReadAll(conn)
-			require.NoError(t, err)
-			require.Empty(t, rest)
+			require.Empty(t, must.Get(io.ReadAll(conn)))
 		})
 	}
 }
 
-// confirm takes the request behind a SET and answers it.
-func confirm(t *testing.T, conn *raw, d store.Dialect) {
-	if d == store.DialectV1 {
-		got := make([]byte, 9)
-		_, err := io.ReadFull(conn, got)
-		require.NoError(t, err)
-		require.Equal(t, []byte{5, 0, 0, 0, 0, 0, 0, 0, 0}, got)
-		conn.send([]byte{0})
-		return
-	}
-	got := make([]byte, 5)
-	_, err := io.ReadFull(conn, got)
-	require.NoError(t, err)
-	require.Equal(t, byte(13), got[0])
-	conn.send(got[1:])
+// confirm takes the request behind a SET, for the number of keys, and answers it.
+func confirm(t *testing.T, conn *raw, d *dialect) {
+	got := make([]byte, 1)
+	must.Get(io.ReadFull(conn, got))
+	require.Equal(t, []byte{byte(d.number(qNumKeys))}, got)
+	conn.send(u64(1))
 }
 
 type callFunc func(context.Context, *Store) error
@@ -314,7 +300,7 @@ func queueLen(key string, want int64) callFunc {
 // fewer calls before it.
 func byDialect(v1, v2 callFunc) callFunc {
 	return func(ctx context.Context, s *Store) error {
-		if s.Dialect() == store.DialectV1 {
+		if s.dialer.dialect == torch1 {
 			return v1(ctx, s)
 		}
 		return v2(ctx, s)

@@ -8,8 +8,6 @@ import (
 	"net"
 	"syscall"
 	"time"
-
-	"github.com/c10d-go/c10d/store"
 )
 
 var (
@@ -122,7 +120,7 @@ func inUse(ctx context.Context, err error, addr string, opts Options) error {
 	const long = 2 * time.Second // for a server that answers late, not for one that never does
 	ctx, cancel := context.WithTimeout(ctx, long)
 	defer cancel()
-	d := dialer{addr: addr, tls: opts.TLS, token: string(opts.Token), dialect: store.DialectV2}
+	d := dialer{addr: addr, tls: opts.TLS, dialect: pytorch}
 	what := "a service that is no TCPStore answers there"
 	c, e := d.dial(ctx)
 	switch {

@@ -12,6 +12,7 @@ import (
 
 // TestANameWithAHole: an address that drops packets does not keep a client from trying the other one again.
 func TestANameWithAHole(t *testing.T) {
+	t.Parallel()
 	addr := net.JoinHostPort(hole.Name, hole.Open(t, false))
 	_, err := New(t.Context(), addr, Options{Timeout: 6 * time.Second})
 	require.ErrorContains(t, err, "connection refused (attempt ")

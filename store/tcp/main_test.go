@@ -13,22 +13,16 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
-// otherProcesses has what the test binary does instead of tests if an environment variable is
-// set, with the variable's value.
-var otherProcesses = map[string]func(args string) error{clientsEnv: manyClients}
-
 func TestMain(m *testing.M) {
-	for name, run := range otherProcesses {
-		if args := os.Getenv(name); args != "" {
-			if err := run(args); err != nil {
-				fmt.Fprintln(os.Stderr, name, err)
-				os.Exit(1)
-			}
-			return
+	if args := os.Getenv(clientsEnv); args != "" {
+		if err := manyClients(args); err != nil {
+			fmt.Fprintln(os.Stderr, clientsEnv, err)
+			os.Exit(1)
 		}
+		return
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -41,8 +35,7 @@ const local = "127.0.0.1:0"
 
 func serve(t testing.TB, opts ServerOptions) *Server {
 	t.Helper()
-	s, err := Listen(t.Context(), local, opts)
-	require.NoError(t, err)
+	s := must.Get(Listen(t.Context(), local, opts))
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -52,8 +45,7 @@ func join(t testing.TB, addr string, opts Options) *Store {
 	if opts.Timeout == 0 {
 		opts.Timeout = patience
 	}
-	s, err := New(t.Context(), addr, opts)
-	require.NoError(t, err)
+	s := must.Get(New(t.Context(), addr, opts))
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -67,8 +59,7 @@ type raw struct {
 
 func dialRaw(t testing.TB, addr string, first ...byte) *raw {
 	t.Helper()
-	c, err := net.Dial("tcp", addr)
-	require.NoError(t, err)
+	c := must.Get(net.Dial("tcp", addr))
 	t.Cleanup(func() { c.Close() })
 	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
 	r := &raw{t, c, bufio.NewReader(c)}
@@ -80,15 +71,13 @@ func dialRaw(t testing.TB, addr string, first ...byte) *raw {
 
 func (r *raw) send(b []byte) {
 	r.Helper()
-	_, err := r.Write(b)
-	require.NoError(r, err)
+	must.Get(r.Write(b))
 }
 
 // request sends one in a dialect.
-func (r *raw) request(d store.Dialect, req *request) {
+func (r *raw) request(d *dialect, req *request) {
 	r.Helper()
-	b, err := req.append(nil, d)
-	require.NoError(r, err)
+	b := must.Get(req.append(nil, d))
 	r.send(b)
 }
 
@@ -110,7 +99,7 @@ func (r *raw) closed() {
 
 // open expects that the connection is in use, with nothing more to read: a
 // request has its own reply.
-func (r *raw) open(d store.Dialect) {
+func (r *raw) open(d *dialect) {
 	r.Helper()
 	r.request(d, keyed(qCheck, "no such key"))
 	r.expect(notReady)
@@ -159,13 +148,7 @@ func go1[T any](f func() T) <-chan T {
 
 func await[T any](t testing.TB, c <-chan T) T {
 	t.Helper()
-	select {
-	case v := <-c:
-		return v
-	case <-time.After(patience):
-		require.FailNow(t, "nothing came", "within %v", patience)
-		panic("unreachable")
-	}
+	return must.Receive(t, "what a goroutine sends", c)
 }
 
-var dialects = map[string]store.Dialect{"v1": store.DialectV1, "v2": store.DialectV2}
+var dialects = map[string]*dialect{"v1": torch1, "v2": pytorch}

@@ -17,34 +17,11 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-// A client and a server of this package speak the native dialect to each other. A client offers
-// it with the nonce of the PING after VALIDATE. A server that accepts answers with another
-// number. PyTorch's server echoes the nonce.
-//
-//	request   u32 n, u32 id, message         n counts what follows it
-//	reply     u32 n, u32 id, u8 status, body
-//
-// A message is one of the new dialect. Each has one reply, in any order. If the status is done,
-// the body is the new dialect's reply, or empty if that has none, as for SET. Differences:
-//
-//   - GET, MULTI_GET and WAIT wait for their keys, any number of them at once. For GET and
-//     MULTI_GET a queue is not a key.
-//   - QUEUE_TAKE is QUEUE_POP of a queue that it waits for.
-//   - GIVE_UP has the id of a waiting request and no reply. That request's reply then has the
-//     status givenUp and the indices, u32 each, of the missing keys.
-//   - A refused request gets a status and a text with the reason, and the connection goes on.
-//   - An id is in use until its reply is sent. The server closes the connection of a client that
-//     uses the id of a waiting request again.
-//   - CANCEL_WAIT and BARRIER do not exist.
-//   - SET_WILL is a COMPARE_SET that the server carries out when the connection ends, unless
-//     DROP_WILL comes before. A connection has at most 64, of at most 4 KiB each.
-//   - HELLO, the client's first request, names its job. The reply has the server's incarnation
-//     and job. A client of another job is refused.
-const native store.Dialect = -1
-
 // offer is the upper half of the nonce that offers the native dialect. accept is the bits that
 // change in the answer. A PyTorch client's nonce is its process id, which is never so large. The
-// third byte has its top bit set, see ping.
+// third byte has its top bit set in every nonce. A server of PyTorch up to 2.0 takes VALIDATE and PING for a SET and
+// the length of its key. With that bit the length is impossible, and the server closes the connection. Without
+// it, the server may try to allocate that much.
 //
 // Releases before HELLO offered 0xc1d0, those before SET_WILL 0xc1d1. Beside one of them both
 // sides speak PyTorch's protocol.
@@ -68,7 +45,7 @@ const (
 // offered reports whether req, the first after VALIDATE, offers the native dialect and the server
 // accepts.
 func (c *session) offered(req *request) bool {
-	return req.query == qPing && uint32(req.num)>>16 == offer && c.peer.dialect == store.DialectV2 && !c.server.opts.plain
+	return req.query == qPing && uint32(req.num)>>16 == offer && c.peer.dialect == pytorch && !c.server.opts.plain
 }
 
 // cut turns the end of a stream into io.ErrUnexpectedEOF, in the middle of a message.
@@ -81,6 +58,30 @@ func cut(err error) error {
 
 // mux is a client's connection in the native dialect, which any number of calls share. One
 // goroutine writes their requests, all pending ones at once, and one reads the replies.
+//
+// A client and a server of this package speak the native dialect to each other. A client offers
+// it with the nonce of the PING after VALIDATE. A server that accepts answers with another
+// number. PyTorch's server echoes the nonce.
+//
+//	request   u32 n, u32 id, message         n counts what follows it
+//	reply     u32 n, u32 id, u8 status, body
+//
+// A message is one of PyTorch's. Each has one reply, in any order. If the status is done,
+// the body is PyTorch's reply, or empty if that has none, as for SET. Differences:
+//
+//   - GET, MULTI_GET and WAIT wait for their keys, any number of them at once. For GET and
+//     MULTI_GET a queue is not a key.
+//   - QUEUE_TAKE is QUEUE_POP of a queue that it waits for.
+//   - GIVE_UP has the id of a waiting request and no reply. That request's reply then has the
+//     status givenUp and the indices, u32 each, of the missing keys.
+//   - A refused request gets a status and a text with the reason, and the connection goes on.
+//   - An id is in use until its reply is sent. The server closes the connection of a client that
+//     uses the id of a waiting request again.
+//   - CANCEL_WAIT and BARRIER do not exist.
+//   - SET_WILL is a COMPARE_SET that the server carries out when the connection ends, unless
+//     DROP_WILL comes before. A connection has at most 64, of at most 4 KiB each.
+//   - HELLO, the client's first request, names its job. The reply has the server's incarnation
+//     and job. A client of another job is refused.
 type mux struct {
 	c     *conn
 	grace time.Duration // how long a call that is given up may be held up
@@ -485,27 +486,31 @@ func (m *mux) giveUp(c *call, id uint32, req *request, why error) bool {
 	return false
 }
 
-// offerNative is validate with an offer of the native dialect. If the server accepts, c speaks
-// it.
-func (c *conn) offerNative() error {
-	nonce := uint32(offer)<<16 | rand.Uint32()&0xffff
-	if err := c.send(validate, &request{query: qPing, num: int64(nonce)}); err != nil {
+// validate is the handshake. It may offer the native dialect: if the server accepts, c speaks it. All goes out in one
+// write: PyTorch's newer server forgets its handshake when the bytes of VALIDATE arrive in pieces.
+func (c *conn) validate(offers bool) error {
+	nonce := rand.Uint32() | 0x80<<16 // see offer
+	if offers {
+		nonce = offer<<16 | nonce&0xffff
+	}
+	err := c.send(&request{query: qValidate, num: int64(binary.LittleEndian.Uint32(opening[1:]))}, &request{query: qPing, num: int64(nonce)})
+	if err != nil {
 		return err
 	}
-	echo, err := c.echo()
+	if b, err := c.r.Peek(4); err == nil && string(b) == alert[:4] {
+		return errNeedsTLS
+	}
+	echo, err := readUint32(c.r)
 	switch {
 	case err != nil:
 		return err
-	case echo == nonce^accept:
+	case offers && echo == nonce^accept:
 		c.dialect = native
 	case echo != nonce:
 		return stranger(binary.LittleEndian.AppendUint32(nil, echo))
 	}
 	return nil
 }
-
-// validate is the first message of a client of the new dialect.
-var validate = &request{query: qValidate, num: int64(binary.LittleEndian.Uint32(opening[1:]))}
 
 // muxed returns the connection that calls share, or a new one if the current one is old, which
 // has ended.

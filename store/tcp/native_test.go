@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -54,12 +55,9 @@ func scriptedNative(t *testing.T) (*Store, *raw) {
 // asked reads one native request.
 func (r *raw) asked(q query) (id uint32, req *request) {
 	r.Helper()
-	n, err := readUint32(r.r)
-	require.NoError(r, err)
-	id, err = readUint32(r.r)
-	require.NoError(r, err)
-	req, err = readRequest(r.r, native, Limits{}.withDefaults())
-	require.NoError(r, err)
+	n := must.Get(readUint32(r.r))
+	id = must.Get(readUint32(r.r))
+	req = must.Get(readRequest(r.r, native, Limits{}.withDefaults()))
 	require.Equal(r, q, req.query)
 	require.EqualValues(r, 4+req.size(), n)
 	return id, req
@@ -195,8 +193,7 @@ func TestMultiGetValues(t *testing.T) {
 				want = append(want, bytes.Repeat([]byte{byte(i)}, n))
 			}
 			require.NoError(t, s.MultiSet(t.Context(), keys, want))
-			got, err := s.MultiGet(t.Context(), keys)
-			require.NoError(t, err)
+			got := must.Get(s.MultiGet(t.Context(), keys))
 			require.Equal(t, want, got)
 			for i, v := range got {
 				for j := range v {
@@ -205,10 +202,11 @@ func TestMultiGetValues(t *testing.T) {
 				got[i] = append(v, "more"...)
 			}
 			for i, v := range got {
-				for j := range want[i] {
-					require.Equal(t, ^want[i][j], v[j])
+				turned := bytes.Clone(want[i])
+				for j := range turned {
+					turned[j] = ^turned[j]
 				}
-				require.Equal(t, "more", string(v[len(want[i]):]))
+				require.Equal(t, append(turned, "more"...), v)
 			}
 		})
 	}
@@ -247,9 +245,7 @@ func TestNativeOneConnection(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	n, err := s.Add(t.Context(), "n", 0)
-	require.NoError(t, err)
-	require.EqualValues(t, 1000, n)
+	require.EqualValues(t, 1000, must.Get(s.Add(t.Context(), "n", 0)))
 	for i := range waits {
 		require.NoError(t, s.Set(t.Context(), fmt.Sprint("later ", i), fmt.Append(nil, i)))
 	}
@@ -275,9 +271,7 @@ func TestNativeRefusals(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrTooLarge)
 	require.ErrorContains(t, err, "1000")
 	require.ErrorContains(t, err, `set "b"`)
-	ok, err := s.Check(t.Context(), "b")
-	require.NoError(t, err)
-	require.False(t, ok)
+	require.False(t, must.Get(s.Check(t.Context(), "b")))
 	err = s.Wait(t.Context(), "m1", "m2", "m3", "m4") // with the one above 5
 	require.ErrorIs(t, err, store.ErrTooLarge)
 
@@ -299,15 +293,10 @@ func TestNativeWaitsAreBounded(t *testing.T) {
 	}
 	until(t, func() bool { return server.Stats().Waiting == n })
 	c.ask(n, keyed(qGet, key+"10"))
-	size, err := readUint32(c.r)
-	require.NoError(t, err)
-	id, err := readUint32(c.r)
-	require.NoError(t, err)
-	require.EqualValues(t, n, id)
-	status, err := c.r.ReadByte()
-	require.NoError(t, err)
-	o, err := readNative(c.r, qGet, 1, status, size-frameHead)
-	require.NoError(t, err)
+	size := must.Get(readUint32(c.r))
+	require.EqualValues(t, n, must.Get(readUint32(c.r)))
+	status := must.Get(c.r.ReadByte())
+	o := must.Get(readNative(c.r, qGet, 1, status, size-frameHead))
 	require.ErrorIs(t, o.err, store.ErrTooLarge)
 	require.ErrorContains(t, o.err, "this connection waits for")
 
@@ -377,7 +366,7 @@ func (c *lateGiveUp) Write(b []byte) (int, error) {
 func TestNativeGiveUpIsLate(t *testing.T) {
 	server := serve(t, ServerOptions{})
 	late := &lateGiveUp{begun: make(chan struct{}, 1), release: make(chan struct{})}
-	d := dialer{addr: server.Addr().String(), dialect: store.DialectV2}
+	d := dialer{addr: server.Addr().String(), dialect: pytorch}
 	d.connectTo = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, addr)
 		late.Conn = c
@@ -440,8 +429,7 @@ func TestNativeMissing(t *testing.T) {
 	w, id := wait()
 	server.answers(id, givenUp, cat(u32(0), u32(2))...)
 	err := await(t, w)
-	var e *store.Error
-	require.ErrorAs(t, err, &e)
+	e := must.As[*store.Error](t, err)
 	require.Equal(t, []string{"a", "c"}, e.Keys)
 	require.ErrorIs(t, err, store.ErrTimeout)
 
@@ -534,12 +522,8 @@ func elementIsThere(t *testing.T, server *Server) {
 	t.Helper()
 	s := join(t, server.Addr().String(), Options{})
 	require.NoError(t, s.QueuePush(t.Context(), "q", []byte("element")))
-	n, err := s.QueueLen(t.Context(), "q")
-	require.NoError(t, err)
-	require.EqualValues(t, 1, n)
-	got, err := s.QueuePop(t.Context(), "q", false)
-	require.NoError(t, err)
-	require.Equal(t, "element", string(got))
+	require.EqualValues(t, 1, must.Get(s.QueueLen(t.Context(), "q")))
+	require.Equal(t, "element", string(must.Get(s.QueuePop(t.Context(), "q", false))))
 }
 
 // A client that goes away while it waits for an element does not get one.
@@ -561,14 +545,11 @@ func TestNativeTakerLeaves(t *testing.T) {
 func TestNativeIDOfAParkedReply(t *testing.T) {
 	d := newData(Limits{}.withDefaults(), 0)
 	p := &peer{dialect: native}
-	_, err := d.do(p, 1, keyed(qQueueTake, "q"))
-	require.NoError(t, err)
+	require.NoError(t, must.Err(d.do(p, 1, keyed(qQueueTake, "q"))))
 	p.out.blob(make([]byte, batch), false)
-	_, err = d.do(new(peer), 0, keyed(qQueuePush, "q", []byte("element")))
-	require.NoError(t, err)
+	must.Get(d.do(&peer{dialect: pytorch}, 0, keyed(qQueuePush, "q", []byte("element"))))
 	require.Len(t, p.parked, 1)
-	_, err = d.do(p, 1, keyed(qNumKeys, ""))
-	require.ErrorContains(t, err, "id 1")
+	require.ErrorContains(t, must.Err(d.do(p, 1, keyed(qNumKeys, ""))), "id 1")
 	d.leave(p)
 	require.Empty(t, d.waits)
 	require.Len(t, d.queues["/q"], 1)
@@ -587,8 +568,7 @@ func TestNativeReplyWaitsUnchanged(t *testing.T) {
 			d.keys[r.keys[i]] = value
 			want[p] += string(cat(u64(uint64(len(value))), value))
 		}
-		_, err := d.do(p, 7, r)
-		require.NoError(t, err)
+		must.Get(d.do(p, 7, r))
 		require.NoError(t, d.answer(p))
 	}
 	for p, body := range want {
@@ -655,12 +635,9 @@ func TestNativeCloneWhileConnecting(t *testing.T) {
 		s.mux.Load().c.Close()
 		again := go1(func() error {
 			s.NumKeys(t.Context()) // may be the one that fails
-			_, err := s.NumKeys(t.Context())
-			return err
+			return must.Err(s.NumKeys(t.Context()))
 		})
-		c, err := s.Clone(t.Context())
-		require.NoError(t, err)
-		require.NoError(t, c.Close())
+		require.NoError(t, must.Get(s.Clone(t.Context())).Close())
 		require.NoError(t, await(t, again))
 	}
 }
@@ -743,20 +720,15 @@ func TestNativeSlowReader(t *testing.T) {
 	}
 	got := make(map[uint32]bool)
 	for range 2 * n {
-		size, err := readUint32(slow.r)
-		require.NoError(t, err)
-		id, err := readUint32(slow.r)
-		require.NoError(t, err)
+		size := must.Get(readUint32(slow.r))
+		id := must.Get(readUint32(slow.r))
 		q := qGet
 		if id >= n {
 			q = qQueueTake
 		}
-		status, err := slow.r.ReadByte()
-		require.NoError(t, err)
+		status := must.Get(slow.r.ReadByte())
 		require.Equal(t, done, status)
-		rep, err := readNative(slow.r, q, 1, status, size-frameHead)
-		require.NoError(t, err)
-		require.Len(t, rep.value, len(value))
+		require.Len(t, must.Get(readNative(slow.r, q, 1, status, size-frameHead)).value, len(value))
 		require.False(t, got[id])
 		got[id] = true
 	}
@@ -773,8 +745,7 @@ func TestNativeAllocations(t *testing.T) {
 	value := []byte("127.0.0.1:12345")
 	call := func() {
 		require.NoError(t, s.Set(t.Context(), "k", value))
-		_, err := s.Get(t.Context(), "k")
-		require.NoError(t, err)
+		must.Get(s.Get(t.Context(), "k"))
 	}
 	call()
 	// Of the client the keys' wire form and the value, of the server the keys,
@@ -790,21 +761,18 @@ func TestNativeThenPlain(t *testing.T) {
 	require.NotNil(t, s.mux.Load())
 	server.Close()
 	until(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.conns) == 0 })
-	ln, err := net.Listen("tcp", server.Addr().String())
-	require.NoError(t, err)
+	ln := must.Get(net.Listen("tcp", server.Addr().String()))
 	ln.Close()
-	other, err := Listen(t.Context(), server.Addr().String(), ServerOptions{plain: true})
-	require.NoError(t, err)
+	other := must.Get(Listen(t.Context(), server.Addr().String(), ServerOptions{plain: true}))
 	defer other.Close()
-	err = s.Set(t.Context(), "k", nil)
+	err := s.Set(t.Context(), "k", nil)
 	require.ErrorContains(t, err, "of another kind than before")
 	require.ErrorContains(t, err, `set "k"`)
 
 	plain := join(t, other.Addr().String(), Options{})
 	require.Nil(t, plain.mux.Load())
-	require.Equal(t, v2d, plain.Dialect())
-	clone, err := plain.Clone(t.Context())
-	require.NoError(t, err)
+	require.Equal(t, v2d, plain.dialer.dialect)
+	clone := must.Get(plain.Clone(t.Context()))
 	defer clone.Close()
 	works(t, clone.(*Store))
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -41,15 +40,14 @@ func keyed(q query, key string, vals ...[]byte) *request {
 }
 
 // Set overwrites the value of key. When it returns nil every client sees the value: if SET has no
-// reply, the client sends a PING after it.
+// reply, the client sends another request after it.
 func (s *Store) Set(ctx context.Context, key string, value []byte) error {
 	_, err := s.call(ctx, "set", keyed(qSet, key, value))
 	return err
 }
 
 // Get waits until key exists and returns its value. If it is deleted at that
-// moment the value may come back empty from a PyTorch server, or from its older
-// one as ErrDisconnected.
+// moment the value may come back empty from a PyTorch server, or as ErrDisconnected.
 func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
 	return s.get(ctx, "get", wireKey(key))
 }
@@ -101,7 +99,7 @@ func (s *Store) CompareSet(ctx context.Context, key string, expected, desired []
 }
 
 // Wait returns once every key exists. A timeout's error names the missing keys. With a PyTorch
-// server it names all keys if they are more than 256 or the server is an old one.
+// server it names all keys if they are more than 256 or the server cannot cancel a wait.
 func (s *Store) Wait(ctx context.Context, keys ...string) error {
 	wire := wireKeys(keys)
 	if s.mux.Load() != nil {
@@ -130,65 +128,42 @@ func (s *Store) NumKeys(ctx context.Context) (int64, error) {
 	return rep.num, err
 }
 
-// Append adds value to the end of what key holds. An old server has no such operation; Append
-// then uses store.AppendByCompareSet, which does not wake waiters on a PyTorch server.
+// Append adds value to the end of what key holds. If the server has no such operation, it is
+// store.AppendByCompareSet, which does not wake waiters on a PyTorch server.
 func (s *Store) Append(ctx context.Context, key string, value []byte) error {
-	if s.Dialect() == store.DialectV1 {
+	if s.dialer.dialect.number(qAppend) < 0 {
 		return store.AppendByCompareSet(ctx, s, key, value)
 	}
 	_, err := s.call(ctx, "append", keyed(qAppend, key, value))
 	return err
 }
 
-// getsAtOnce is how many requests MultiGet sends to an old server before it reads the replies. They
-// have to fit into the sockets' buffers.
-const getsAtOnce = 64
-
 // MultiGet waits until every key exists and returns their values in order. With a server of this
-// package it takes one round trip, with one of PyTorch two, up to 2.0 one more for every 64 keys.
+// package it takes one round trip, with one of PyTorch two. If the server has no such operation, it is
+// store.MultiGetByGet.
 func (s *Store) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
 	if len(keys) == 0 && !s.isClosed() {
 		return nil, nil
+	}
+	if s.dialer.dialect.number(qMultiGet) < 0 {
+		return store.MultiGetByGet(ctx, s, keys)
 	}
 	wire := wireKeys(keys)
 	if s.mux.Load() != nil {
 		rep, err := s.ask(ctx, "multi get", &request{query: qMultiGet, keys: wire})
 		return rep.values, err
 	}
+	req := &request{query: qMultiGet, keys: wire}
 	var rep reply
 	err := s.waiting(ctx, "multi get", time.Now(), wire, func(ctx context.Context, c *conn) error {
-		if c.dialect == store.DialectV2 {
-			req := &request{query: qMultiGet, keys: wire}
-			return exchange(ctx, c, req, replyInto(&rep, req))
-		}
-		defer guard(ctx, c)()
-		for part := range slices.Chunk(wire, getsAtOnce) {
-			reqs := make([]*request, len(part))
-			for i := range part {
-				reqs[i] = &request{query: qGet, keys: part[i : i+1]}
-			}
-			if err := c.send(reqs...); err != nil {
-				return err
-			}
-			for range part {
-				one, err := readReply(c.r, qGet, 1, unframed)
-				if err != nil {
-					return err
-				}
-				rep.values = append(rep.values, one.value)
-			}
-		}
-		return nil
+		return exchange(ctx, c, req, replyInto(&rep, req))
 	})
-	if err != nil {
-		return nil, err
-	}
-	return rep.values, nil
+	return rep.values, err
 }
 
 // MultiSet sets keys[i] to values[i], in order.
 func (s *Store) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
-	if s.Dialect() == store.DialectV1 || len(keys) != len(values) { // which MultiSetBySet refuses
+	if s.dialer.dialect.number(qMultiSet) < 0 || len(keys) != len(values) { // which MultiSetBySet refuses
 		return store.MultiSetBySet(ctx, s, keys, values)
 	}
 	_, err := s.call(ctx, "multi set", &request{query: qMultiSet, keys: wireKeys(keys), vals: values})

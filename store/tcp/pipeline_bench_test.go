@@ -6,8 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // BenchmarkPipelined is 16 clients with 64 calls at a time each, all in this
@@ -55,42 +53,6 @@ func BenchmarkPipelined(b *testing.B) {
 			run(int64(b.N))
 			b.StopTimer()
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), op.name+"/s")
-		})
-	}
-}
-
-// BenchmarkExchange is what the ranks of a group do with a store: each sets one
-// key and takes those of all, at the same time and all in this process.
-func BenchmarkExchange(b *testing.B) {
-	value := make([]byte, 136)
-	for _, n := range []int{16, 64, 256, 1024} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			server := serve(b, ServerOptions{})
-			clients := make([]*Store, n)
-			for i := range clients {
-				clients[i] = join(b, server.Addr().String(), Options{})
-			}
-			round := 0
-			for b.Loop() {
-				round++
-				keys := make([]string, n)
-				for i := range keys {
-					keys[i] = fmt.Sprintf("group/%d/%d", round, i)
-				}
-				var g errgroup.Group
-				for i, s := range clients {
-					g.Go(func() error {
-						if err := s.Set(b.Context(), keys[i], value); err != nil {
-							return err
-						}
-						_, err := s.MultiGet(b.Context(), keys)
-						return err
-					})
-				}
-				if err := g.Wait(); err != nil {
-					b.Fatal(err)
-				}
-			}
 		})
 	}
 }

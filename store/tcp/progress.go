@@ -120,38 +120,17 @@ func (s *Store) enroll(ctx context.Context, rank int) error {
 // Options.Rank, and says if its connection has ended since. ok is false if none did. It is for messages about missing ranks. Nothing is known
 // of PyTorch's ranks, and of ranks that joined through a PyTorch server.
 func (s *Store) Worker(ctx context.Context, rank int) (who string, ok bool, err error) {
-	return s.note(ctx, "worker", workerKey(rank))
-}
-
-// note returns the text of a key, if the key exists.
-func (s *Store) note(ctx context.Context, op, wire string) (text string, ok bool, err error) {
-	rep, err := s.call(ctx, op, &request{query: qCheck, keys: one(wire)})
+	const op = "worker"
+	rep, err := s.call(ctx, op, &request{query: qCheck, keys: one(workerKey(rank))})
 	if err != nil || rep.num != ready {
 		return "", false, err
 	}
-	v, err := s.get(ctx, op, wire)
+	v, err := s.get(ctx, op, workerKey(rank))
 	const most = 300
 	if len(v) > most {
 		v = v[:most]
 	}
 	return strings.ToValidUTF8(string(v), "?"), err == nil, err
-}
-
-// refusedKey is the key of the address of the last process without TLS that a server with TLS has refused.
-const refusedKey = workers + "refused"
-
-// noteClear writes that key.
-func (c *session) noteClear() {
-	from := []byte(c.raw.RemoteAddr().String())
-	// A write that is refused, for example by the limit of memory, is not worth a message.
-	woken, _ := c.server.data.do(&c.peer, 0, &request{query: qSet, keys: one(refusedKey), vals: [][]byte{from}})
-	c.wake(woken)
-}
-
-// Refused returns the address of the last process without TLS that a server with TLS has refused, if there was one.
-// It may be a rank that is missed, or a stranger: use it for messages only, as Worker.
-func (s *Store) Refused(ctx context.Context) (from string, ok bool, err error) {
-	return s.note(ctx, "refused", refusedKey)
 }
 
 // Joined returns how many workers have joined with Options.WorldSize, with PyTorch's.

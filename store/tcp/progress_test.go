@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/internal/waiting/waitingtest"
 	"github.com/c10d-go/c10d/store"
@@ -55,8 +56,7 @@ func outOfTime(t *testing.T, addr string, o Options, why string) error {
 	o.Logger = log.Logger()
 	ctx := expiring{soon(t), make(chan struct{})}
 	done := go1(func() error {
-		_, err := New(ctx, addr, o)
-		return err
+		return must.Err(New(ctx, addr, o))
 	})
 	says(t, &log, why)
 	ctx.expire()
@@ -80,7 +80,7 @@ func TestHostNamesWhoIsMissing(t *testing.T) {
 	}{
 		"named":   {[]Options{{Rank: 2}}, "waiting for rank 1: 2 of 3 ranks have joined the store"},
 		"nobody":  {nil, "waiting for ranks 1 and 2: 1 of 3 ranks have joined the store"},
-		"unnamed": {[]Options{{Dialect: store.DialectV1}}, "waiting for 1 of the ranks 1 and 2: 2 of 3 ranks have joined the store"},
+		"unnamed": {[]Options{{dialect: torch1}}, "waiting for 1 of the ranks 1 and 2: 2 of 3 ranks have joined the store"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := freeport.Loopback(t)
@@ -121,9 +121,7 @@ func TestWorkerTellsWhoItIs(t *testing.T) {
 			if ok {
 				require.Regexp(t, `^host .+, process \d+$`, who)
 			}
-			n, err := s.Joined(t.Context())
-			require.NoError(t, err)
-			require.EqualValues(t, 1, n)
+			require.EqualValues(t, 1, must.Get(s.Joined(t.Context())))
 			keys, err := s.NumKeys(t.Context())
 			require.NoError(t, err)
 			require.EqualValues(t, server.Stats().Keys, keys)
@@ -215,7 +213,7 @@ func TestOtherServices(t *testing.T) {
 			addr := banner(t, test.first, test.answer)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			err := ends(t, go1(func() error { _, err := New(ctx, addr, Options{}); return err }))
+			err := ends(t, go1(func() error { _, err := New(ctx, addr); return err }))
 			require.ErrorContains(t, err, test.want)
 			require.ErrorContains(t, err, addr)
 		})
@@ -223,10 +221,9 @@ func TestOtherServices(t *testing.T) {
 }
 
 func TestSilentPort(t *testing.T) {
-	ln, err := net.Listen("tcp", local)
-	require.NoError(t, err)
+	ln := must.Get(net.Listen("tcp", local))
 	defer ln.Close()
-	err = outOfTime(t, ln.Addr().String(), Options{}, "accepts connections but does not answer")
+	err := outOfTime(t, ln.Addr().String(), Options{}, "accepts connections but does not answer")
 	require.ErrorContains(t, err, "it is no TCPStore, or its process has stopped")
 }
 
@@ -301,8 +298,7 @@ func TestNoSuchHost(t *testing.T) {
 		}
 		return new(net.Dialer).DialContext(ctx, network, server.Addr().String())
 	}
-	c, err := d.dialRetry(t.Context())
-	require.NoError(t, err)
+	c := must.Get(d.dialRetry(t.Context()))
 	c.Close()
 	require.Equal(t, 2, tries)
 	require.False(t, noSuchHost(errors.New("refused")))

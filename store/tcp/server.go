@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -20,8 +19,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/c10d-go/c10d/internal/lag"
+	"github.com/c10d-go/c10d/internal/cputime"
 	"github.com/c10d-go/c10d/internal/openfiles"
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/internal/strangers"
 	"github.com/c10d-go/c10d/store"
 )
@@ -36,8 +36,7 @@ type ServerOptions struct {
 	World int
 
 	// MaxClients is the most connections at a time. One more closes another one, see "Who stays"
-	// in the package's documentation. A PyTorch client up to 2.0 has two connections. Later ones
-	// and a Store of this package have one. 0 means 1024 and 64 for each rank of World, or 16384 if
+	// in the package's documentation. A Store of this package has one, a client of PyTorch's two at most. 0 means 1024 and 64 for each rank of World, or 16384 if
 	// that is unknown, and half of the process's limit of descriptors at most.
 	MaxClients int
 
@@ -46,8 +45,7 @@ type ServerOptions struct {
 	// Ranks of the job may go a quarter over it. 0 means 1 GiB.
 	MaxMemory int64
 
-	// MaxHeld is the most bytes that the server holds for all clients without a certificate or the
-	// token. It counts requests, waits, wills and unread replies, but for the values that are stored.
+	// MaxHeld is the most bytes that the server holds for all clients without a certificate. It counts requests, waits, wills and unread replies, but for the values that are stored.
 	// Long values and replies to MULTI_GET wait for room. If that is not enough, the server closes
 	// connections, see "Who stays". 0 means 4 MiB, and one longest value (Limits.Value, at least 8
 	// MiB) for each rank of World. There it counts 2 ranks at least, and 31 at most. Each pair of
@@ -55,8 +53,8 @@ type ServerOptions struct {
 	MaxHeld int64
 
 	// OpeningTimeout limits a client's handshake after its first byte: the rest of VALIDATE, or
-	// in the old dialect the first request. It also limits the handshakes of TLS and Token, from the
-	// begin of the connection. 0 means 30 s, enough for two lost packets and a first value of 8
+	// the first request of a client that has no handshake. It also limits the handshake of TLS, from the begin of
+	// the connection. 0 means 30 s, enough for two lost packets and a first value of 8
 	// MiB at 3 Mbit/s.
 	OpeningTimeout time.Duration
 
@@ -64,18 +62,8 @@ type ServerOptions struct {
 	// limits the time to read a reply. 0 means 2 minutes, enough for 64 MiB at 5 Mbit/s.
 	RequestTimeout time.Duration
 
-	// NoV1 refuses the dialect of PyTorch up to 2.0. That dialect has no handshake, so the server
-	// carries out any bytes that look like a request. The limits bound the damage.
-	NoV1 bool
-
 	// TLS makes the server speak TLS only, and so to Go clients only.
 	TLS *tls.Config
-
-	// Token, if not empty, is a secret that each client must prove to know. Only Go clients can.
-	// It has at least 16 bytes that nobody can guess: whoever sees a handshake can try guesses. It
-	// is never sent. Without TLS the following bytes are neither encrypted nor protected against a
-	// man in the middle.
-	Token Token
 
 	// Job, if not empty, names the server's job. The server refuses Go clients with another name
 	// in Options.Job; the error has both names.
@@ -99,7 +87,7 @@ type Server struct {
 	wg     sync.WaitGroup
 
 	clients   *clients
-	strangers *strangers.List // with TLS or a token, until they have proved who they are
+	strangers *strangers.List // with TLS, until they have proved who they are
 	accepted  atomic.Int64
 }
 
@@ -118,7 +106,8 @@ type Stats struct {
 //
 // It listens on that host only; PyTorch's servers listen on all interfaces. An empty host, as in
 // ":29500", means all interfaces, IPv4 and IPv6. ctx bounds the resolution of the host.
-func Listen(ctx context.Context, addr string, opts ServerOptions) (*Server, error) {
+func Listen(ctx context.Context, addr string, o ...ServerOptions) (*Server, error) {
+	opts := option.Last(o)
 	opts = opts.withDefaults()
 	if err := opts.validate(); err != nil {
 		return nil, fmt.Errorf("tcp: server options: %w", err)
@@ -173,7 +162,7 @@ func (o *ServerOptions) validate() error {
 			return fmt.Errorf("%s is %d: it must not be negative", f.name, f.n)
 		}
 	}
-	return o.Limits.validate(o.Job, o.Token)
+	return o.Limits.validate(o.Job)
 }
 
 // Addr is the address that the server listens on.
@@ -195,7 +184,7 @@ const lastReplies = 100 * time.Millisecond
 func (s *Server) Close() error {
 	s.cancel()
 	s.ln.Close()
-	late, cancel := lag.WithTimeout(context.Background(), lastReplies)
+	late, cancel := cputime.WithTimeout(context.Background(), lastReplies)
 	defer cancel()
 	s.clients.mu.Lock()
 	s.clients.closed = true
@@ -316,34 +305,22 @@ func gone(err error) bool {
 }
 
 // secured reports whether clients have to prove who they are.
-func (s *Server) secured() bool { return s.opts.TLS != nil || s.opts.Token != "" }
+func (s *Server) secured() bool { return s.opts.TLS != nil }
 
-// prove does the handshakes of TLS and of the token.
+// prove does the handshake of TLS.
 func (c *session) prove() error {
-	s := c.server
-	stop := context.AfterFunc(s.ctx, func() { c.raw.Close() })
+	stop := context.AfterFunc(c.server.ctx, func() { c.raw.Close() })
 	defer stop()
 	begun := strangers.InHandshake(c.raw)
-	if s.opts.TLS != nil {
-		t := tls.Server(begun, s.opts.TLS)
-		if err := t.Handshake(); err != nil {
-			var plain tls.RecordHeaderError
-			if errors.As(err, &plain) {
-				c.noteClear()
-				c.alert()
-			}
-			return fmt.Errorf("TLS: %w", err)
+	t := tls.Server(begun, c.server.opts.TLS)
+	if err := t.Handshake(); err != nil {
+		var plain tls.RecordHeaderError
+		if errors.As(err, &plain) {
+			c.alert()
 		}
-		c.conn = t
+		return fmt.Errorf("TLS: %w", err)
 	}
-	if s.opts.Token != "" {
-		if err := admit(c.conn, string(s.opts.Token)); err != nil {
-			if errors.Is(err, errSpeaksTLS) {
-				c.alert()
-			}
-			return err
-		}
-	}
+	c.conn = t
 	begun.Proved()
 	return nil
 }
@@ -360,7 +337,7 @@ func (c *session) run() error {
 		}
 		c.raw.SetDeadline(time.Time{})
 		as := silent
-		if s.opts.Token != "" || s.opts.TLS.ClientAuth == tls.RequireAndVerifyClientCert {
+		if s.opts.TLS.ClientAuth == tls.RequireAndVerifyClientCert {
 			as = proved
 		}
 		if err := s.clients.enter(c, as); err != nil {
@@ -373,7 +350,7 @@ func (c *session) run() error {
 	if err := c.open(r); err != nil {
 		return err
 	}
-	if c.peer.dialect == store.DialectV2 {
+	if c.peer.dialect == pytorch {
 		s.clients.rise(c, guest)
 	}
 	err := c.requests(r)
@@ -384,15 +361,9 @@ func (c *session) run() error {
 // flushed sends a session's output before each read from its connection.
 type flushed struct{ c *session }
 
-// An incomplete request counts the bytes that have come, the buffer for the next ones, and perPart for each key
-// and value. A read counts at least leastRead, or lateRead if it had to wait for longer than late. So those who
-// send a request in pieces make the server wake seldom: soon they hold most.
-const (
-	perPart   = 64
-	leastRead = 512
-	lateRead  = 16 << 10
-	late      = 250 * time.Millisecond
-)
+// perPart is what each key and value of an incomplete request counts, besides the bytes that have come and the buffer
+// for the next ones.
+const perPart = 64
 
 // A long value waits for room for roomWait at most, and looks every roomPause. 600 MB come in 5 s at 1 Gbit/s.
 var roomWait = 5 * time.Second // a variable for tests
@@ -404,18 +375,14 @@ func (f *flushed) Read(b []byte) (int, error) {
 	if err := c.flush(); err != nil {
 		return 0, err
 	}
-	least, begun := leastRead, time.Time{}
 	if c.begun {
-		if begun = time.Now(); !c.limited {
+		if !c.limited {
 			c.limit(c.server.opts.RequestTimeout)
 		}
 		c.room(len(b))
 	}
 	n, err := c.conn.Read(b)
-	if c.begun && time.Since(begun) > late {
-		least = lateRead
-	}
-	c.came += int64(max(n, least))
+	c.came += int64(n)
 	return n, err
 }
 
@@ -572,7 +539,7 @@ func (c *session) alert() {
 	io.Copy(io.Discard, io.LimitReader(c.raw, 64<<10))
 }
 
-// open detects the client's dialect and reads VALIDATE.
+// open finds out the client's dialect and reads VALIDATE.
 func (c *session) open(r *bufio.Reader) error {
 	first, err := r.Peek(1)
 	if err != nil {
@@ -587,24 +554,10 @@ func (c *session) open(r *bufio.Reader) error {
 		}
 		return errSpeaksTLS
 	}
-	c.peer.dialect = store.DialectV1
-	if first[0] == 0 {
-		// VALIDATE, or else a SET of the old dialect: then these are the lower
-		// bytes of its key's length, and VALIDATE's would be 1015412686.
-		b, err := r.Peek(len(opening))
-		if err != nil {
-			return err
-		}
-		if bytes.Equal(b, opening) {
-			r.Discard(len(opening))
-			c.peer.dialect = store.DialectV2
-			c.whole()
-		}
+	if c.peer.dialect, err = detect(r); c.peer.dialect == pytorch {
+		c.whole()
 	}
-	if c.peer.dialect == store.DialectV1 && c.server.opts.NoV1 {
-		return malformedf("the connection begins with %#x, not with VALIDATE", first[0])
-	}
-	return nil
+	return err
 }
 
 // joins reports whether req, which was carried out, says that its client is a rank of the job.

@@ -15,13 +15,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/openfiles"
-	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/internal/testsize"
 )
-
-// mostClients is how many clients the server has to serve at once in
-// TestThousandsOfClients.
-var mostClients = 10000
 
 // race says that the test runs under the race detector.
 var race bool
@@ -36,8 +33,9 @@ func TestThousandsOfClients(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: opens thousands of sockets")
 	}
-	clients := min(mostClients, openfiles.Limit()-200) / 5 * 5 // every fifth turns bad
-	if clients < mostClients {
+	most := testsize.Of(2000, 2000, 10_000)
+	clients := min(most, openfiles.Limit()-200) / 5 * 5 // every fifth turns bad
+	if clients < most {
 		t.Logf("%d clients, as the process may have %d descriptors only", clients, openfiles.Limit())
 	}
 	server := serve(t, ServerOptions{MaxClients: clients + 1})
@@ -49,10 +47,8 @@ func TestThousandsOfClients(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run=^$")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", clientsEnv, server.Addr(), clients))
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	in := must.Get(cmd.StdinPipe())
+	out := must.Get(cmd.StdoutPipe())
 	runtime.GC()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -72,8 +68,7 @@ func TestThousandsOfClients(t *testing.T) {
 	}
 
 	says("joined")
-	n, err := good.Add(t.Context(), "clients", 0)
-	require.NoError(t, err)
+	n := must.Get(good.Add(t.Context(), "clients", 0))
 	require.EqualValues(t, clients, n)
 	says("wait")
 	runtime.GC()
@@ -91,9 +86,7 @@ func TestThousandsOfClients(t *testing.T) {
 	until(t, func() bool { return server.Stats().Clients == clients-clients/5+1 })
 	require.EqualValues(t, clients/5, server.Stats().Refused)
 	for i := range 100 {
-		v, err := good.Get(t.Context(), fmt.Sprint("mine ", i))
-		require.NoError(t, err)
-		require.Equal(t, strconv.Itoa(i), string(v))
+		require.Equal(t, strconv.Itoa(i), string(must.Get(good.Get(t.Context(), fmt.Sprint("mine ", i)))))
 	}
 	io.WriteString(in, "read\n")
 	says("read")
@@ -104,16 +97,15 @@ func TestThousandsOfClients(t *testing.T) {
 }
 
 // manyClients is the other process.
-func manyClients(args string) error {
+func manyClients(args string) (err error) {
+	defer must.Catch(&err)
 	var addr string
 	var count int
-	if _, err := fmt.Sscan(args, &addr, &count); err != nil {
-		return err
-	}
+	must.Get(fmt.Sscan(args, &addr, &count))
 	in := bufio.NewReader(os.Stdin)
 	type client struct {
 		net.Conn
-		dialect store.Dialect
+		dialect *dialect
 	}
 	send := func(c client, reqs ...*request) error {
 		var b []byte
@@ -123,8 +115,7 @@ func manyClients(args string) error {
 				return err
 			}
 		}
-		_, err := c.Write(b)
-		return err
+		return must.Err(c.Write(b))
 	}
 	expect := func(c client, want string) error {
 		c.SetReadDeadline(time.Now().Add(patience))
@@ -140,18 +131,13 @@ func manyClients(args string) error {
 
 	clients := make([]client, count)
 	for i := range clients {
-		conn, err := net.Dial("tcp", addr)
-		if err != nil {
-			return err
-		}
-		c := client{conn, []store.Dialect{v1d, v2d}[i%2]}
+		conn := must.Get(net.Dial("tcp", addr))
+		c := client{conn, []*dialect{v1d, v2d}[i%2]}
 		clients[i] = c
 		if c.dialect == v2d {
 			conn.Write(opening)
 		}
-		if err := send(c, number(qAdd, "clients", 1)); err != nil {
-			return err
-		}
+		must.Do(send(c, number(qAdd, "clients", 1)))
 	}
 	for i, c := range clients {
 		c.SetReadDeadline(time.Now().Add(patience))
@@ -164,15 +150,9 @@ func manyClients(args string) error {
 	for _, c := range clients {
 		// The first of the two keys is there, and its answer says that the
 		// wait for the second has been read by the time the next comes.
-		if err := send(c, waitFor("clients")); err != nil {
-			return err
-		}
-		if err := expect(c, "\x00"); err != nil {
-			return err
-		}
-		if err := send(c, waitFor("go")); err != nil {
-			return err
-		}
+		must.Do(send(c, waitFor("clients")))
+		must.Do(expect(c, "\x00"))
+		must.Do(send(c, waitFor("go")))
 	}
 	fmt.Println("wait")
 	for i, c := range clients {
@@ -202,9 +182,7 @@ func manyClients(args string) error {
 		if i%5 == 0 {
 			continue
 		}
-		if err := send(c, keyed(qGet, "go")); err != nil {
-			return err
-		}
+		must.Do(send(c, keyed(qGet, "go")))
 		if err := expect(c, string(cat("value"))); err != nil {
 			return fmt.Errorf("client %d: %w", i, err)
 		}

@@ -10,11 +10,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/store"
 )
 
-// query is the kind of a request, numbered as PyTorch 2.2 and later do.
+// query is the kind of a request, numbered as by PyTorch since 2.2.
 type query byte
 
 const (
@@ -37,16 +36,49 @@ const (
 	qQueueLen
 	qListKeys
 	qBarrier
-	qWatch     // only in the old dialect
-	qGiveUp    // only in the native one
-	qQueueTake // the same: a pop that waits
-	qHello     // the same: the client's job, for the server's
-	qSetWill   // the same, see data.leave
-	qDropWill  // the same
+	qWatch
+	qGiveUp    // this and the next ones are only in the native dialect
+	qQueueTake // a pop that waits
+	qHello     // the client's job, for the server's
+	qSetWill   // see data.leave
+	qDropWill
+	queries
 )
 
-// v1 lists the queries of PyTorch up to 2.0 in the order of their numbers.
-var v1 = [...]query{qSet, qCompareSet, qGet, qAdd, qCheck, qWait, qNumKeys, qWatch, qDelete}
+// dialect is a set of queries with their numbers on the wire.
+type dialect struct{ queries []query }
+
+// none is in a dialect for a number that no query has.
+const none = queries
+
+// from0 returns queries with their own numbers, but for those that a dialect lacks.
+func from0(end query, lacks ...query) []query {
+	all := make([]query, end)
+	for q := range all {
+		if all[q] = query(q); slices.Contains(lacks, query(q)) {
+			all[q] = none
+		}
+	}
+	return all
+}
+
+var (
+	// pytorch is the protocol of PyTorch since 2.2.
+	pytorch = &dialect{from0(qWatch)}
+	// native is that of a client and a server of this package, see mux.
+	native = &dialect{from0(queries, qValidate, qCancelWait, qBarrier, qWatch)}
+)
+
+// number returns the number of q, or a negative one if the dialect lacks it.
+func (d *dialect) number(q query) int { return slices.Index(d.queries, q) }
+
+// query returns the query of a number.
+func (d *dialect) query(n byte) (query, error) {
+	if int(n) >= len(d.queries) || d.queries[n] == none {
+		return 0, malformedf("unknown query %#x", n)
+	}
+	return d.queries[n], nil
+}
 
 // form is what follows the byte that names a query.
 type form struct {
@@ -109,12 +141,10 @@ type request struct {
 }
 
 // append adds the bytes of r to b.
-func (r *request) append(b []byte, d store.Dialect) ([]byte, error) {
-	n := int(r.query)
-	if d == store.DialectV1 {
-		if n = slices.Index(v1[:], r.query); n < 0 {
-			return b, fmt.Errorf("%v: %w", r.query, errors.ErrUnsupported)
-		}
+func (r *request) append(b []byte, d *dialect) ([]byte, error) {
+	n := d.number(r.query)
+	if n < 0 {
+		return b, fmt.Errorf("%v: %w", r.query, errors.ErrUnsupported)
 	}
 	f := &forms[r.query]
 	b = append(b, byte(n))
@@ -138,8 +168,8 @@ func (r *request) append(b []byte, d store.Dialect) ([]byte, error) {
 	return b, nil
 }
 
-// Limits bound one peer's requests. PyTorch's newer server has the first three, with these
-// defaults; its older one has none.
+// Limits bound one peer's requests. PyTorch's servers since 2.2 have the first three, with these
+// defaults.
 type Limits struct {
 	// Key is the longest key in bytes, with the "/" that clients put in front and all prefixes. 0
 	// means 8 KiB.
@@ -153,7 +183,7 @@ type Limits struct {
 
 	// Message limits the bytes of one request and of one reply. It also limits those of the keys
 	// that one connection waits for, and of a value that grew by Append. A client without a
-	// certificate or token is also limited by ServerOptions.MaxHeld, which may be less. 0 means 64
+	// certificate is also limited by ServerOptions.MaxHeld, which may be less. 0 means 64
 	// MiB: eight of the largest values.
 	Message int
 }
@@ -172,7 +202,7 @@ func (l Limits) withDefaults() Limits {
 }
 
 // validate checks what clients and servers have in common.
-func (l Limits) validate(job string, token Token) error {
+func (l Limits) validate(job string) error {
 	for _, f := range []struct {
 		name string
 		n    int
@@ -184,7 +214,7 @@ func (l Limits) validate(job string, token Token) error {
 	if limit := min(l.Key, maxJob); len(job) > limit {
 		return fmt.Errorf("the name of a job of %d bytes: %w of %d", len(job), store.ErrTooLarge, limit)
 	}
-	return credentials.CheckToken(token)
+	return nil
 }
 
 // check returns an error that matches store.ErrTooLarge if r is over a limit.
@@ -223,7 +253,7 @@ func malformedf(format string, args ...any) error {
 
 func (m malformed) Unwrap() error { return m.error }
 
-// size is the number of bytes that append adds, in all but the old dialect.
+// size is the number of bytes that append adds.
 func (r *request) size() int {
 	f := &forms[r.query]
 	n := 1 + f.num + 8*(len(r.keys)+len(r.vals))
@@ -276,20 +306,14 @@ func (r *request) reset() {
 
 // readFrom reads one message with its first byte into req, which may have been used before.
 // Its error is io.EOF if the stream ends between two messages.
-func (req *request) readFrom(r *bufio.Reader, d store.Dialect, l Limits) error {
+func (req *request) readFrom(r *bufio.Reader, d *dialect, l Limits) error {
 	n, err := r.ReadByte()
 	if err != nil {
 		return err
 	}
 	req.reset()
-	req.query = query(n)
-	if d == store.DialectV1 {
-		if int(n) >= len(v1) {
-			return malformedf("unknown query %#x", n)
-		}
-		req.query = v1[n]
-	} else if !req.query.in(d) {
-		return malformedf("unknown query %#x", n)
+	if req.query, err = d.query(n); err != nil {
+		return err
 	}
 	if err := req.read(r, l); err != nil {
 		if err == io.EOF {
@@ -298,19 +322,6 @@ func (req *request) readFrom(r *bufio.Reader, d store.Dialect, l Limits) error {
 		return fmt.Errorf("%v: %w", req.query, err)
 	}
 	return nil
-}
-
-// in reports whether a client may ask q in a dialect other than the old one
-// after its opening.
-func (q query) in(d store.Dialect) bool {
-	if d != native {
-		return q != qValidate && q < qWatch
-	}
-	switch q {
-	case qValidate, qCancelWait, qBarrier, qWatch:
-		return false
-	}
-	return int(q) < len(forms)
 }
 
 func (req *request) read(r *bufio.Reader, l Limits) error {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/credentials"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -53,7 +54,7 @@ func stuck(t *testing.T, o trace.Options, f func(r *trace.Recorder)) {
 			}
 			defer g.Close()
 			x := make([]float32, 6)
-			if err := pg.AllReduceSlice(t.Context(), g, x, backend.Sum()); err != nil {
+			if err := pg.Wait(g.AllReduce(t.Context(), pg.Slice(x), pg.Sum())); err != nil {
 				t.Error(err)
 			}
 			if rank == 2 {
@@ -63,7 +64,7 @@ func stuck(t *testing.T, o trace.Options, f func(r *trace.Recorder)) {
 			v, err := tensor.Of(x, len(x))
 			if err == nil {
 				var w *work.Work
-				if w, err = g.AllReduce(t.Context(), []*tensor.Tensor{v}, backend.AllReduceOptions{}); err == nil && rank == 0 {
+				if w, err = g.AllReduce(t.Context(), v, pg.Sum()); err == nil && rank == 0 {
 					f(options.Recorder)
 				} else if err == nil {
 					_ = w.Wait(t.Context())
@@ -103,7 +104,7 @@ func statusOf(t *testing.T, h http.Handler) *debug.Status {
 func TestRank(t *testing.T) {
 	prefix := filepath.Join(t.TempDir(), "rank_")
 	stuck(t, trace.Options{Prefix: prefix, Stacks: true}, func(r *trace.Recorder) {
-		p := debug.New(r, debug.Options{})
+		p := debug.New(r)
 		var s *debug.Status
 		for s = statusOf(t, p); len(s.Groups[0].Probes) == 0 || len(s.Groups[0].Probes[0].Waits[0].Ranks) != 1; {
 			s = statusOf(t, p) // rank 1 may not have called it yet
@@ -161,17 +162,15 @@ func TestRank(t *testing.T) {
 
 // TestProfiles: a download without a prefix, and one CPU profile at a time.
 func TestProfiles(t *testing.T) {
-	r := trace.New(trace.Options{})
+	r := trace.New()
 	r.Join(trace.Member{Name: "0", Rank: 1, Ranks: []int{4, 7}})
-	p := debug.New(r, debug.Options{})
+	p := debug.New(r)
 	token := statusOf(t, p).Token
 	w := post(t, p, "/", url.Values{"do": {"dump"}, "token": {token}})
 	require.Equal(t, `attachment; filename="rank_7"`, w.Header().Get("Content-Disposition"))
 	name := filepath.Join(t.TempDir(), "dump")
 	require.NoError(t, os.WriteFile(name, w.Body.Bytes(), 0o600))
-	f, err := trace.ReadFile(name)
-	require.NoError(t, err)
-	require.Equal(t, 7, f.Rank)
+	require.Equal(t, 7, must.Get(trace.ReadFile(name)).Rank)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	form := url.Values{"do": {"cpu"}, "seconds": {"60"}, "token": {token}}
@@ -199,7 +198,7 @@ func TestProfiles(t *testing.T) {
 
 // TestBlockedGroup: backends that do not answer, and ones that panic, cost the page their part only.
 func TestBlockedGroup(t *testing.T) {
-	r := trace.New(trace.Options{})
+	r := trace.New()
 	release := make(chan struct{})
 	ended := make(chan struct{})
 	r.Join(trace.Member{Name: "0", Ranks: []int{0, 1}, Probe: func() []backend.Probe {
@@ -208,7 +207,7 @@ func TestBlockedGroup(t *testing.T) {
 		return nil
 	}})
 	r.Join(trace.Member{Name: "1", Ranks: []int{0, 1}, Probe: func() []backend.Probe { panic("a defect") }})
-	p := debug.New(r, debug.Options{})
+	p := debug.New(r)
 	s := statusOf(t, p)
 	require.True(t, s.Groups[0].Busy)
 	require.False(t, s.Groups[1].Busy)
@@ -226,7 +225,7 @@ func TestStates(t *testing.T) {
 	l.WithGroup("x").Warn("waiting for rank 1", "n", 3)
 	require.NotContains(t, passed.String(), "made")
 	require.Contains(t, passed.String(), "waiting for rank 1")
-	r := trace.New(trace.Options{})
+	r := trace.New()
 	p := debug.New(r, debug.Options{Rank: 2, Size: 4, Log: lines})
 	s := statusOf(t, p)
 	require.Equal(t, 2, s.Rank)
@@ -238,7 +237,7 @@ func TestStates(t *testing.T) {
 	require.Contains(t, page, `class="verdict stuck"`)
 	r.Join(trace.Member{Name: "0", Rank: 0, Ranks: []int{0}}).Leave()
 	require.Contains(t, statusOf(t, p).State, "closed")
-	require.Contains(t, statusOf(t, debug.New(trace.Off, debug.Options{})).State, "not recorded")
+	require.Contains(t, statusOf(t, debug.New(trace.Off)).State, "not recorded")
 }
 
 // hello is a page.
@@ -295,8 +294,7 @@ func TestRefusedAddresses(t *testing.T) {
 // ask sends a request and returns the code and the body.
 func ask(t *testing.T, target string, transport *http.Transport, change func(*http.Request)) (int, string, error) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, target, nil)
-	require.NoError(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodGet, target, nil))
 	if change != nil {
 		change(r)
 	}
@@ -311,8 +309,7 @@ func ask(t *testing.T, target string, transport *http.Transport, change func(*ht
 }
 
 func TestAccess(t *testing.T) {
-	open, err := debug.Serve("127.0.0.1:0", hello, debug.Access{})
-	require.NoError(t, err)
+	open := must.Get(debug.Serve("127.0.0.1:0", hello, debug.Access{}))
 	defer open.Close()
 	code, text, err := ask(t, open.URL(), new(http.Transport), nil)
 	require.NoError(t, err)
@@ -364,16 +361,12 @@ func TestAccess(t *testing.T) {
 // TestSocket: a socket is for this user, and replaces one that was left behind.
 func TestSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "page")
-	left, err := net.Listen("unix", path)
-	require.NoError(t, err)
+	left := must.Get(net.Listen("unix", path))
 	left.(*net.UnixListener).SetUnlinkOnClose(false)
 	left.Close()
-	s, err := debug.Serve("unix:"+path, hello, debug.Access{})
-	require.NoError(t, err)
+	s := must.Get(debug.Serve("unix:"+path, hello, debug.Access{}))
 	defer s.Close()
-	info, err := os.Stat(path)
-	require.NoError(t, err)
-	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	require.Equal(t, os.FileMode(0o600), must.Get(os.Stat(path)).Mode().Perm())
 	_, text, err := ask(t, "http://rank/", &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
 	}}, nil)
@@ -384,8 +377,7 @@ func TestSocket(t *testing.T) {
 // TestSocketInUse: two processes with one path do not take each other's page.
 func TestSocketInUse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "page")
-	first, err := debug.Serve("unix:"+path, hello, debug.Access{})
-	require.NoError(t, err)
+	first := must.Get(debug.Serve("unix:"+path, hello, debug.Access{}))
 	defer first.Close()
 	second, err := debug.Serve("unix:"+path, http.NotFoundHandler(), debug.Access{})
 	if err == nil {

@@ -13,7 +13,7 @@
 //
 // A program can also mount it on its own server. That server then decides who sees it:
 //
-//	http.Handle("/debug/c10d", debug.New(g.Recorder(), debug.Options{}))
+//	http.Handle("/debug/c10d", debug.New(g.Recorder()))
 //
 // With ?format=json the page is a Status.
 //

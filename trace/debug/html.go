@@ -245,7 +245,7 @@ func (v *jobView) write(d *document) {
 		d.put(`<form method="post" action="?rank=%s"><input type="hidden" name="token" value="%s">`, r, v.Token)
 		d.put(`<button id="goroutines%s" name="do" value="goroutines" title="what every goroutine of the late rank does now">Goroutines of rank %s</button></form>`+"\n", r, r)
 	}
-	d.put("</div>\n\n<h2>Ranks</h2>\n" + `<div class="card"><table id="ranks"><thead><tr><th class="n">rank</th><th>host</th><th class="n">pid</th><th>does</th><th class="n">for</th><th class="n">collectives</th><th></th></tr></thead><tbody>` + "\n")
+	d.put("</div>\n\n<h2>Ranks</h2>\n" + `<div class="card"><table id="ranks"><thead><tr><th class="n">rank</th><th class="wide">host</th><th class="n wide">pid</th><th>activity</th><th class="n">time in it</th><th class="n">collectives</th></tr></thead><tbody>` + "\n")
 	for i := range v.Ranks {
 		d.row(&v.Ranks[i])
 	}
@@ -271,9 +271,12 @@ func (d *document) row(x *JobRank) {
 		d.put(` class="lost"`)
 	}
 	d.put(`><td class="n">`)
+	if x.Late {
+		d.put(`<span class="tag stuck">late</span> `)
+	}
 	if s := x.Status; s != nil {
 		d.put(`<a href="?rank=%s">%s</a></td>`+"\n", x.Rank, x.Rank)
-		d.put(`<td>%s</td><td class="n">%s</td><td>%s`, s.Host, s.PID, s.doing())
+		d.put(`<td class="wide">%s</td><td class="n wide">%s</td><td>%s`, s.Host, s.PID, s.doing())
 		if len(s.Pending) > 0 {
 			d.site(s.Pending[0].Site)
 		}
@@ -289,9 +292,5 @@ func (d *document) row(x *JobRank) {
 		}
 		d.put(`<span class="soft">%s</span></td>`, x.Error)
 	}
-	d.put("\n<td>")
-	if x.Late {
-		d.put(`<span class="tag stuck">late</span>`)
-	}
-	d.put("</td></tr>\n")
+	d.put("</tr>\n")
 }

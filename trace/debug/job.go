@@ -344,7 +344,7 @@ func (s *JobStatus) judgeCollectives() bool {
 	stuck := all[max(first, 0)]
 	s.Level = levelOf(stuck.age)
 	s.Late = stuck.late
-	what := fmt.Sprintf("%s, collective %d of %s,", stuck.Op, stuck.Number, s.groupText(stuck.Group))
+	what := fmt.Sprintf("%s, collective %d of %s,", stuck.Op, stuck.Number-1, s.groupText(stuck.Group))
 	left := slices.DeleteFunc(slices.Clone(stuck.Lost), func(r int) bool { return s.Ranks[r].Status.group(stuck.Group) != nil })
 	switch {
 	case len(s.Late) > 0:

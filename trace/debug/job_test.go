@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/trace"
 	"github.com/c10d-go/c10d/trace/debug"
 )
@@ -56,10 +57,10 @@ func TestVerdicts(t *testing.T) {
 	goneOn := rank(1, 2)
 	goneOn.Recent[1].State, goneOn.Recent[1].Error = "failed", "gloo: all_reduce: rank 2 is gone"
 	goneOn.Groups[0].Name, goneOn.Groups[0].Epoch = "0@1", 1
-	off := statusOf(t, debug.New(trace.Off, debug.Options{}))
-	left := trace.New(trace.Options{})
+	off := statusOf(t, debug.New(trace.Off))
+	left := trace.New()
 	left.Join(trace.Member{Name: "0", Ranks: world}).Leave()
-	closed := statusOf(t, debug.New(left, debug.Options{}))
+	closed := statusOf(t, debug.New(left))
 	busy := rank(2, 3) // its last operations no longer have collective 3
 	busy.Recent = nil
 	for range 64 {
@@ -90,7 +91,7 @@ func TestVerdicts(t *testing.T) {
 		"nothing pending":        {[]*debug.Status{rank(0, 3), rank(1, 3), rank(2, 2)}, "ok", nil, "No operation has been pending"},
 		"not pending long":       {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 100*time.Millisecond)), rank(1, 2), rank(2, 2)}, "ok", nil, "No operation has been"},
 		"a rank is late":         {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 4*time.Second)), rank(1, 3, pending("all_reduce", 3, 3*time.Second)), rank(2, 2)}, "waiting", []int{2}, "Rank 2 has not called it: it has called 2 of 3 collectives. Its last operation, all_reduce, ended"},
-		"two are late":           {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 11*time.Second)), rank(1, 2), rank(2, 2)}, "stuck", []int{1, 2}, `all_reduce, collective 3 of group "0", waits for ranks 1-2.`},
+		"two are late":           {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 11*time.Second)), rank(1, 2), rank(2, 2)}, "stuck", []int{1, 2}, `all_reduce, collective 2 of group "0", waits for ranks 1-2.`},
 		"one is stopped":         {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 11*time.Second)), rank(1, 3, pending("all_reduce", 3, 11*time.Second)), nil}, "stuck", []int{2}, "Rank 2: process 9 is stopped (no answer)."},
 		"calls differ":           {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 2*time.Second)), rank(1, 3, pending("broadcast", 3, 2*time.Second)), rank(2, 3, pending("all_reduce", 3, 2*time.Second))}, "waiting", nil, "rank 0 called all_reduce, rank 1 broadcast"},
 		"all have called":        {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 2*time.Second)), rank(1, 3, pending("all_reduce", 3, 2*time.Second)), rank(2, 3)}, "waiting", nil, "takes long. Every rank has called it."},
@@ -105,9 +106,9 @@ func TestVerdicts(t *testing.T) {
 		"the others have called": {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 4*time.Second)), off, rank(2, 3)}, "waiting", nil, "Every rank that records operations has called it."},
 		"all recorders are off":  {[]*debug.Status{off, off, off}, "ok", nil, "No rank records operations. Ranks 0-2 record no operations."},
 		"groups are closed":      {[]*debug.Status{closed, rank(1, 2), nil}, "waiting", nil, "No page of rank 2."},
-		"a call long ago":        {[]*debug.Status{rank(0, 3, pending("reduce", 3, 4*time.Second)), rank(1, 2), busy}, "waiting", []int{1}, `collective 3 of group "0", waits for rank 1.`},
+		"a call long ago":        {[]*debug.Status{rank(0, 3, pending("reduce", 3, 4*time.Second)), rank(1, 2), busy}, "waiting", []int{1}, `collective 2 of group "0", waits for rank 1.`},
 		"a group that was left":  {[]*debug.Status{rank(0, 3, pending("all_reduce", 3, 4*time.Second)), rank(1, 3), gone}, "waiting", nil, `takes long. Rank 2 has left group "0", and its page no longer has operations that old.`},
-		"who waits is not late":  {[]*debug.Status{outer, middle, inner}, "waiting", []int{2}, `all_gather, collective 1 of group "1", waits for rank 2.`},
+		"who waits is not late":  {[]*debug.Status{outer, middle, inner}, "waiting", []int{2}, `all_gather, collective 0 of group "1", waits for rank 2.`},
 		"a failed epoch":         {[]*debug.Status{rank(0, 2), goneOn, rank(2, 2)}, "ok", nil, "No operation has been pending"},
 		"a rank has no page":     {[]*debug.Status{rank(0, 2), rank(1, 2), nil}, "waiting", nil, "No page of rank 2. Rank 2: process 9 is stopped (no answer)."},
 	} {
@@ -230,14 +231,14 @@ func (gloo) Name() string { return "gloo" }
 func TestJob(t *testing.T) {
 	pages := make([]*debug.Page, 2)
 	for i := range pages {
-		r := trace.New(trace.Options{})
+		r := trace.New()
 		g := r.Join(trace.Member{Name: "0", Rank: i, Ranks: []int{0, 1}})
 		var c trace.Call
 		c.Begin(g, gloo{}, 0, nil, nil, -1, 0)
 		if err := c.Blocked(func() error { return nil }); err != nil {
 			t.Fatal(err)
 		}
-		pages[i] = debug.New(r, debug.Options{})
+		pages[i] = debug.New(r)
 	}
 	dir := t.TempDir()
 	silent := false // rank 2 is always silent, rank 1 then
@@ -281,9 +282,7 @@ func TestJob(t *testing.T) {
 	require.Contains(t, page, "2 dumps of ranks 0-1")
 	files, err := filepath.Glob(filepath.Join(dir, "c10d-dump-*", "rank_*"))
 	for _, name := range files {
-		info, err := os.Stat(name)
-		require.NoError(t, err)
-		require.Zero(t, info.Mode().Perm()&0o077, "only this user can read dumps")
+		require.Zero(t, must.Get(os.Stat(name)).Mode().Perm()&0o077, "only this user can read dumps")
 	}
 	require.NoError(t, err)
 	require.Len(t, files, 2)

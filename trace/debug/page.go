@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/trace"
 )
 
@@ -37,7 +38,8 @@ type Page struct {
 }
 
 // New returns the page of the rank that a recorder records.
-func New(r *trace.Recorder, o Options) *Page {
+func New(r *trace.Recorder, opts ...Options) *Page {
+	o := option.Last(opts)
 	return &Page{recorder: r, options: o, token: rand.Text()}
 }
 

@@ -20,7 +20,7 @@ func serveRank(r rankpage.Rank) (logger *slog.Logger, stop func(), err error) {
 	}
 	lines := new(Log)
 	page := New(r.Recorder, Options{Rank: r.Rank, Size: r.Size, Log: lines})
-	s, err := Serve(addr, page, Access{TLS: r.TLS, Secret: r.Secure, Token: r.Token})
+	s, err := Serve(addr, page, Access{TLS: r.TLS, Secret: r.Secure, Token: Token(r.Token)})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 func TestRankAddr(t *testing.T) {
@@ -18,10 +20,7 @@ func TestRankAddr(t *testing.T) {
 		{"127.0.0.1:0", 3, "127.0.0.1:0"},
 		{"unix:/tmp/page", 3, "unix:/tmp/page"},
 	} {
-		got, err := rankAddr(c.addr, c.local)
-		require.NoError(t, err)
-		require.Equal(t, c.want, got)
+		require.Equal(t, c.want, must.Get(rankAddr(c.addr, c.local)))
 	}
-	_, err := rankAddr("127.0.0.1:65535", 1)
-	require.ErrorContains(t, err, "local rank 1 would have port 65536")
+	require.ErrorContains(t, must.Err(rankAddr("127.0.0.1:65535", 1)), "local rank 1 would have port 65536")
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -37,8 +38,21 @@ type Access struct {
 	Secret bool
 }
 
-// Token is a secret. fmt, slog and encoding/json do not show it.
-type Token = credentials.Token
+// Token is a secret. fmt, slog and encoding/json write "[hidden]" in its place, and nothing for an empty one. Convert it
+// to a string to use it.
+type Token string
+
+// String returns "[hidden]", or "" for an empty token.
+func (t Token) String() string { return credentials.Token(t).String() }
+
+// Format implements fmt.Formatter for all verbs, also those that would show the bytes.
+func (t Token) Format(f fmt.State, verb rune) { credentials.Token(t).Format(f, verb) }
+
+// LogValue implements slog.LogValuer.
+func (t Token) LogValue() slog.Value { return credentials.Token(t).LogValue() }
+
+// MarshalText implements encoding.TextMarshaler.
+func (t Token) MarshalText() ([]byte, error) { return credentials.Token(t).MarshalText() }
 
 // Limits of a server.
 const (
@@ -126,7 +140,7 @@ func (a Access) check(addr string) (open bool, err error) {
 	if err != nil {
 		return false, errors.New("the address must be host:port or unix:PATH")
 	}
-	if err := credentials.CheckToken(a.Token); err != nil {
+	if err := credentials.CheckToken(credentials.Token(a.Token)); err != nil {
 		return false, err
 	}
 	loopback := isLoopback(host)

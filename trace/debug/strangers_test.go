@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/trace/debug"
 )
 
@@ -51,11 +52,9 @@ func (s *stopping) Write(b []byte) (int, error) {
 func padded(c *tls.Config, n int) *tls.Config {
 	c = c.Clone()
 	get := c.GetClientCertificate
-	c.GetClientCertificate = func(i *tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		pair, err := get(i)
-		if err != nil {
-			return nil, err
-		}
+	c.GetClientCertificate = func(i *tls.CertificateRequestInfo) (_ *tls.Certificate, err error) {
+		defer must.Catch(&err)
+		pair := must.Get(get(i))
 		more := *pair
 		more.Certificate = append([][]byte{}, pair.Certificate...)
 		for size := 0; size < n; size += len(pair.Certificate[0]) {
@@ -131,8 +130,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	for name, m := range modes {
 		for way, hold := range m.holds {
 			t.Run(name+"/"+way, func(t *testing.T) {
-				s, err := debug.Serve(m.addr, m.page, m.access)
-				require.NoError(t, err)
+				s := must.Get(debug.Serve(m.addr, m.page, m.access))
 				defer s.Close()
 				scheme, address, _ := strings.Cut(s.URL(), "://")
 				network, target := "tcp", s.URL()
@@ -143,8 +141,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 					return new(net.Dialer).DialContext(ctx, network, strings.TrimSuffix(address, "/"))
 				}
 				for range 100 {
-					c, err := dial(t.Context(), "", "")
-					require.NoError(t, err)
+					c := must.Get(dial(t.Context(), "", ""))
 					defer c.Close()
 					c.SetDeadline(time.Now().Add(patience))
 					hold(c)
@@ -184,8 +181,7 @@ func TestStrangersCloseNoReply(t *testing.T) {
 	addr := strings.TrimSuffix(strings.TrimPrefix(s.URL(), "http://"), "/")
 	var first net.Conn
 	for i := range 257 {
-		c, err := net.Dial("tcp", addr)
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", addr))
 		defer c.Close()
 		if i == 0 {
 			first = c
@@ -249,8 +245,7 @@ func TestReplies(t *testing.T) {
 func TestLargeCertificates(t *testing.T) {
 	server, client, err := certificates(t).Configs()
 	require.NoError(t, err)
-	s, err := debug.Serve("127.0.0.1:0", hello, debug.Access{TLS: server})
-	require.NoError(t, err)
+	s := must.Get(debug.Serve("127.0.0.1:0", hello, debug.Access{TLS: server}))
 	defer s.Close()
 	_, text, err := ask(t, s.URL(), &http.Transport{TLSClientConfig: padded(client, 4<<10)}, nil)
 	require.NoError(t, err)

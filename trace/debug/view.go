@@ -105,7 +105,7 @@ func (s *Status) doing() string {
 		if o.P2P {
 			return "in " + o.Op
 		}
-		return fmt.Sprintf("in %s, collective %d", o.Op, o.Collective)
+		return fmt.Sprintf("in %s, collective %d", o.Op, o.Collective-1)
 	case s.State != "":
 		return s.State
 	case len(s.Recent) == 0:
@@ -207,7 +207,7 @@ func (v *rankView) judgeLate() {
 			verb = " have"
 		}
 		v.Level = levelOf(idle)
-		v.Text = fmt.Sprintf("%s%s called collective %d of %s, and this rank has not.", upper(ranksText(ahead)), verb, g.Collectives+1, v.groupText(g.Name))
+		v.Text = fmt.Sprintf("%s%s called collective %d of %s, and this rank has not.", upper(ranksText(ahead)), verb, g.Collectives, v.groupText(g.Name))
 		if len(v.Recent) > 0 {
 			v.Why = []string{fmt.Sprintf("The last operation of this rank, %s, ended %s ago.", v.Recent[len(v.Recent)-1].Op, ageText(idle))}
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/trace"
 	"github.com/c10d-go/c10d/trace/debug"
@@ -49,24 +50,18 @@ func TestMain(m *testing.M) {
 }
 
 // rank is a job whose rank 2 does something else before the sixth all_reduce.
-func rank(release string) error {
+func rank(release string) (err error) {
+	defer must.Catch(&err)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	g, err := pg.Init(ctx, "env://", pg.InitOptions{})
-	if err != nil {
-		return err
-	}
+	g := must.Get(pg.Init(ctx, "env://"))
 	defer g.Close()
 	gradients := make([]float32, 1<<18)
 	for step := range 6 {
 		if step == 5 && g.Rank() == 2 {
-			if err := loadCheckpoint(ctx, release); err != nil {
-				return err
-			}
+			must.Do(loadCheckpoint(ctx, release))
 		}
-		if err := pg.AllReduceSlice(ctx, g, gradients, backend.Sum()); err != nil {
-			return err
-		}
+		must.Do(pg.Wait(g.AllReduce(ctx, pg.Slice(gradients), pg.Sum())))
 	}
 	return nil
 }
@@ -78,8 +73,7 @@ func loadCheckpoint(ctx context.Context, pipe string) error {
 		return err
 	}
 	defer f.Close()
-	_, err = io.ReadAll(f)
-	return err
+	return must.Err(io.ReadAll(f))
 }
 
 var (
@@ -115,20 +109,17 @@ type job struct {
 // start starts a job and waits until its page is served.
 func start(t *testing.T, flags ...string) *job {
 	t.Helper()
-	program, err := build()
-	require.NoError(t, err)
+	program := must.Get(build())
 	j := &job{t: t, dir: t.TempDir(), output: new(bytes.Buffer), copied: make(chan struct{})}
 	j.pipe = filepath.Join(j.dir, "pipe")
 	require.NoError(t, syscall.Mkfifo(j.pipe, 0o600))
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	args := append([]string{"run", "-n", "4", "-log-dir", filepath.Join(j.dir, "logs"), "-debug", "127.0.0.1:0"}, flags...)
 	j.cmd = exec.CommandContext(ctx, program, append(args, "--", self)...)
 	j.cmd.Env = append(os.Environ(), rankVariable+"="+j.pipe, "C10D_TRACE_STACKS=1")
-	errs, err := j.cmd.StderrPipe()
-	require.NoError(t, err)
+	errs := must.Get(j.cmd.StderrPipe())
 	require.NoError(t, j.cmd.Start())
 	found := make(chan string, 1)
 	go func() {
@@ -220,28 +211,31 @@ func await(t *testing.T, ctx context.Context, url, want string) string {
 func TestStuckRank(t *testing.T) {
 	ctx := chromium(t)
 	j := start(t)
-	const waits = `all_reduce, collective 6 of group "0", waits for rank 2.`
+	const waits = `all_reduce, collective 5 of group "0", waits for rank 2.`
 	got := await(t, ctx, j.url, waits)
 	require.Contains(t, got, "Rank 2 has not called it: it has called 5 of 6 collectives")
 	require.Contains(t, got, "Ranks 0-1, 3 wait in it")
 	require.Contains(t, text(t, ctx, "#rank2"), "late")
 	require.Contains(t, text(t, ctx, "#rank1"), "browser_test.go:", "the line of the call")
-	picture(t, ctx, "job.png")
+	picture(t, ctx, "debug.png", 1080, "light")
+	picture(t, ctx, "debug-dark.png", 1080, "dark")
+	picture(t, ctx, "debug-narrow.png", narrow, "light")
+	var right float64
+	require.NoError(t, chromedp.Run(ctx, chromedp.Evaluate(`document.querySelector("#rank2 .tag").getBoundingClientRect().right`, &right)))
+	require.LessOrEqual(t, right, float64(narrow), "on a narrow screen the mark of the late rank is visible")
 
 	// The page of a rank that waits, by the link.
 	require.NoError(t, chromedp.Run(ctx, chromedp.Click("#rank1 a", chromedp.ByQuery), chromedp.WaitReady("#pending", chromedp.ByQuery)))
 	require.Contains(t, text(t, ctx, "#verdict"), "all_reduce waits for rank 2")
 	require.Contains(t, text(t, ctx, "#pending"), "1 MiB float32 [262144]")
-	picture(t, ctx, "rank.png")
+	picture(t, ctx, "rank.png", 1080, "light")
 
 	// What the late rank does.
 	require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(j.url), chromedp.Click("#goroutines2", chromedp.ByQuery),
 		chromedp.WaitReady(`//pre[contains(., "loadCheckpoint")]`)))
 
 	dumps := j.dump(ctx)
-	f, err := trace.ReadFile(dumps[1])
-	require.NoError(t, err)
-	require.Len(t, f.Entries, 6)
+	require.Len(t, must.Get(trace.ReadFile(dumps[1])).Entries, 6)
 	j.end()
 }
 
@@ -251,8 +245,7 @@ func TestStoppedRank(t *testing.T) {
 	j := start(t)
 	await(t, ctx, j.url, "waits for rank 2.")
 	var pid int
-	_, err := fmt.Sscan(text(t, ctx, "#rank2 td:nth-child(3)"), &pid)
-	require.NoError(t, err)
+	must.Get(fmt.Sscan(text(t, ctx, "#rank2 td:nth-child(3)"), &pid))
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
 	got := await(t, ctx, j.url, "is stopped by a signal or a debugger")
 	require.Contains(t, got, "waits for rank 2.")
@@ -270,8 +263,7 @@ func TestClientCertificate(t *testing.T) {
 		}
 		t.Skip("certutil is not installed")
 	}
-	program, err := build()
-	require.NoError(t, err)
+	program := must.Get(build())
 	dir := t.TempDir()
 	certs, home := filepath.Join(dir, "certs"), filepath.Join(dir, "home")
 	run(t, nil, program, "certs", "-dir", certs, "-n", "4", "-hosts", "localhost,127.0.0.1")
@@ -279,7 +271,7 @@ func TestClientCertificate(t *testing.T) {
 	stranger := chromium(t, chromedp.Env("HOME="+filepath.Join(dir, "empty")), chromedp.IgnoreCertErrors)
 	j := start(t, "-tls-dir", certs)
 	require.True(t, strings.HasPrefix(j.url, "https://"), j.url)
-	err = chromedp.Run(stranger, chromedp.Navigate(j.url))
+	err := chromedp.Run(stranger, chromedp.Navigate(j.url))
 	require.ErrorContains(t, err, "net::ERR_") // the server's alert, or the end of the connection
 
 	importCertificate(t, home, certs, "agent")
@@ -335,15 +327,20 @@ func TestHostileText(t *testing.T) {
 	}
 }
 
-// picture writes a screenshot into the directory C10D_TEST_PICTURES, if that is set.
-func picture(t *testing.T, ctx context.Context, name string) {
+// narrow is the width of a telephone.
+const narrow = 480
+
+// picture makes the page so wide, and writes a screenshot into the directory C10D_TEST_PICTURES, if that is set.
+func picture(t *testing.T, ctx context.Context, name string, width int64, scheme string) {
 	t.Helper()
+	require.NoError(t, chromedp.Run(ctx, emulation.SetDeviceMetricsOverride(width, 600, 1, false),
+		emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}})))
 	dir := os.Getenv("C10D_TEST_PICTURES")
 	if dir == "" {
 		return
 	}
 	var image []byte
-	require.NoError(t, chromedp.Run(ctx, emulation.SetDeviceMetricsOverride(1080, 600, 1, false), chromedp.FullScreenshot(&image, 100)))
+	require.NoError(t, chromedp.Run(ctx, chromedp.FullScreenshot(&image, 100)))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, name), image, 0o644))
 }
 
@@ -382,8 +379,7 @@ func policies(t *testing.T, url string) {
 	path := filepath.Join(dir, "c10d-test.json")
 	pattern, err := json.Marshal(map[string]any{"pattern": strings.TrimSuffix(url, "/"), "filter": map[string]any{}})
 	require.NoError(t, err)
-	rule, err := json.Marshal(map[string][]string{"AutoSelectCertificateForUrls": {string(pattern)}})
-	require.NoError(t, err)
+	rule := must.Get(json.Marshal(map[string][]string{"AutoSelectCertificateForUrls": {string(pattern)}}))
 	require.NoError(t, os.WriteFile(path, rule, 0o644))
 	t.Cleanup(func() { os.Remove(path) })
 }

@@ -3,7 +3,7 @@ module github.com/c10d-go/c10d/trace/debug/browser
 go 1.26.0
 
 require (
-	github.com/c10d-go/c10d v0.0.0
+	github.com/c10d-go/c10d v0.1.0
 	github.com/chromedp/cdproto v0.0.0-20250724212937-08a3db8b4327
 	github.com/chromedp/chromedp v0.14.2
 	github.com/stretchr/testify v1.12.1

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/internal/waiting/waitingtest"
 	"github.com/c10d-go/c10d/store"
@@ -100,8 +99,7 @@ func atPort(t *testing.T) (url, env string) {
 
 // atAgent is a store that a launcher hosts.
 func atAgent(t *testing.T) (url, env string) {
-	agent, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
-	require.NoError(t, err)
+	agent := must.Get(tcp.Listen(t.Context(), "127.0.0.1:0"))
 	t.Cleanup(func() { agent.Close() })
 	host, port, _ := net.SplitHostPort(agent.Addr().String())
 	return "env://", "RANK=%d WORLD_SIZE=3 MASTER_ADDR=" + host + " MASTER_PORT=" + port + " TORCHELASTIC_USE_AGENT_STORE=True"
@@ -118,15 +116,12 @@ func TestForgottenGroupIsNamed(t *testing.T) {
 	var wg sync.WaitGroup
 	for r := range 3 {
 		wg.Go(func() {
-			var err error
-			groups[r], err = New(ctx, st, r, 3, Options{Logger: logs[r].Logger(), Timeout: time.Minute})
-			require.NoError(t, err)
+			groups[r] = must.Get(New(ctx, st, r, 3, Options{Logger: logs[r].Logger(), Timeout: time.Minute}))
 		})
 	}
 	wg.Wait()
 	wg.Go(func() {
-		_, err := groups[1].NewGroup(ctx, []int{1, 2}, GroupOptions{})
-		require.Error(t, err)
+		require.Error(t, must.Err(groups[1].NewGroup(ctx, []int{1, 2})))
 	})
 	const want = `msg="c10d: waiting for rank 1 (global rank 2) to connect" group=1 rank=0 global_rank=1 missing="rank 1 (global rank 2) published no address (it has not made this group`
 	require.Eventually(t, func() bool { return strings.Contains(logs[1].String(), want) }, 20*time.Second, time.Millisecond, "%s", &logs[1])
@@ -144,7 +139,7 @@ func TestForgottenGroupIsNamed(t *testing.T) {
 func TestStoreBarrierTellsHowManyCame(t *testing.T) {
 	for name, o := range map[string]Options{
 		"InitBarrier": {InitBarrier: true},
-		"V1":          {Dialect: store.DialectV1},
+		"V1":          {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.NoError(t, registerMeet())
@@ -156,7 +151,7 @@ func TestStoreBarrierTellsHowManyCame(t *testing.T) {
 			o.Backend, o.Logger = "init-meet", log.Logger()
 			// Rank 1 is one of PyTorch: this is its first key, and that of "init-meet".
 			first, meets := "0//cpu//0/1", "0//cpu//1"
-			if o.Dialect == store.DialectV1 {
+			if name == "V1" {
 				first, meets = "0/0/rank_1", "0/1"
 			}
 			require.NoError(t, st.MultiSet(ctx, []string{first, meets}, [][]byte{nil, nil}))
@@ -171,42 +166,33 @@ func TestStoreBarrierTellsHowManyCame(t *testing.T) {
 	}
 }
 
-// TestManyRanksAreAway: 32 of 40 ranks are away. Nobody says so of one that has come, and nobody counts more.
+// TestManyRanksAreAway: 32 of 40 ranks are away. Every error and every line of a log names them, and no other.
 func TestManyRanksAreAway(t *testing.T) {
+	t.Parallel()
 	const size, away = 40, 32 // ranks 1 to 32
 	url := "file://" + filepath.Join(t.TempDir(), "f") + "?rank=%d&world_size=" + fmt.Sprint(size)
+	ctx := waiting.WithFirst(t.Context(), 2*time.Second)
 	var wg sync.WaitGroup
-	errs := make([]error, size)
+	errs, logs := make([]error, size), make([]waitingtest.Log, size)
 	for r := range size {
 		if r == 0 || r > away {
 			wg.Go(func() {
-				o := InitOptions{Options: Options{Timeout: 5 * time.Second}}
-				_, errs[r] = initFrom(t.Context(), strings.ReplaceAll(url, "%d", fmt.Sprint(r)), o, environ(""))
+				o := InitOptions{Options: Options{Timeout: 5 * time.Second, Logger: logs[r].Logger()}}
+				_, errs[r] = initFrom(ctx, strings.ReplaceAll(url, "%d", fmt.Sprint(r)), o, environ(""))
 			})
 		}
 	}
 	wg.Wait()
-	named := regexp.MustCompile(`rank (\d+) has not called Init`)
-	more := regexp.MustCompile(`(\d+) more ranks are missing`)
 	for r, err := range errs {
 		if r > 0 && r <= away {
 			continue
 		}
-		require.Error(t, err, "rank %d", r)
-		count := 0
-		for _, m := range named.FindAllStringSubmatch(err.Error(), -1) {
-			n, _ := strconv.Atoi(m[1])
-			require.True(t, n > 0 && n <= away, "rank %d names rank %d, which has come: %v", r, n, err)
-			count++
-		}
-		for _, m := range more.FindAllStringSubmatch(err.Error(), -1) {
-			n, _ := strconv.Atoi(m[1])
-			require.LessOrEqual(t, n+8, away, "rank %d: %v", r, err)
-		}
-		var e *MeetingError
-		require.ErrorAs(t, err, &e)
-		require.LessOrEqual(t, len(e.Missing), away)
-		t.Logf("rank %d names %d ranks: %.300s", r, len(e.Missing), err)
+		e := must.As[*MeetingError](t, err, "rank %d", r)
+		require.Equal(t, allRanks(away + 1)[1:], e.Missing, "rank %d: %v", r, err)
+		require.Empty(t, e.Stopped, "rank %d: %v", r, err)
+		require.Contains(t, err.Error(), "rank 8 has not called Init")
+		require.Contains(t, err.Error(), "; 24 more ranks are missing: ")
+		require.Contains(t, logs[r].String(), "waiting for ranks 1, 2, 3, 4, 5, 6, 7, 8 and 24 more to call Init")
 	}
 }
 
@@ -216,7 +202,7 @@ func TestRank0DoesNotAnswer(t *testing.T) {
 	defer cancel()
 	st := store.NewHash()
 	defer st.Close()
-	require.NoError(t, st.Set(ctx, "c10d-go/rollcall/-/0/rank/0", []byte(`{"nonce":"n"}`)))
+	require.NoError(t, st.Set(ctx, "c10d-go/meet/-/0/turn/1/end", []byte(`{"zero":{"nonce":"n","size":2}}`)))
 	var log waitingtest.Log
 	done := make(chan error, 1)
 	go func() { _, err := New(ctx, st, 1, 2, Options{Logger: log.Logger()}); done <- err }()

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -40,15 +39,18 @@ const (
 func (t *tidier) noted(prefix string, st store.Store, within string) store.Store {
 	view := store.Prefix(prefix, st)
 	if n, ok := view.(interface{ Note(func(key string)) }); ok {
-		n.Note(func(key string) {
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			if key = within + key; !slices.Contains(t.written, key) {
-				t.written = append(t.written, key)
-			}
-		})
+		n.Note(func(key string) { t.note(within + key) })
 	}
 	return view
+}
+
+// note notes a key of world.store that is written.
+func (t *tidier) note(key string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !slices.Contains(t.written, key) {
+		t.written = append(t.written, key)
+	}
 }
 
 func metKey(group string) string            { return "c10d-go/met/" + group }
@@ -122,21 +124,8 @@ func (g *epoch) tidyNow(ctx context.Context, s groupSpec, isRoot bool) error {
 	if w.compares && !isRoot {
 		keys = append(keys, listKey(s.key))
 	}
-	if w.options.Dialect == store.DialectV1 {
-		if !s.local {
-			keys = append(keys, countKey(s), g.within+seqKey)
-		}
-	} else if w.options.InitBarrier {
-		key := barrierKey(s)
-		if s.local {
-			key = g.within + key
-		} else {
-			key = strings.TrimSuffix(g.within, s.key+"//") + key
-		}
-		keys = append(keys, key, key+lastWorker)
-	}
-	if isRoot && w.begun != "" {
-		if _, err := w.begunIn.Delete(ctx, w.begun); err != nil {
+	if isRoot {
+		if err := deleteAll(ctx, w.begunIn, w.begun); err != nil {
 			return err
 		}
 	}

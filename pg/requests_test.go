@@ -1,0 +1,61 @@
+package pg
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/store/tcp"
+	"github.com/c10d-go/c10d/trace"
+)
+
+// requests counts the calls of a rank's store.
+type requests struct{ atomic.Int64 }
+
+func (*requests) Called(trace.Event)                         {}
+func (*requests) Ended(trace.Event)                          {}
+func (n *requests) StoreCalled(string, time.Duration, error) { n.Add(1) }
+
+// TestRequestsOfASubgroup: they do not grow with the group that it is made from, and ranks outside a part make none.
+func TestRequestsOfASubgroup(t *testing.T) {
+	const size, members = 24, 8
+	server := must.Get(tcp.Listen(t.Context(), "127.0.0.1:0"))
+	defer server.Close()
+	errs, made, split := make([]error, size), make([]int64, size), make([]int64, size)
+	part := make([]int, members)
+	for i := range part {
+		part[i] = i
+	}
+	var all sync.WaitGroup
+	for r := range size {
+		all.Go(func() {
+			defer must.Catch(&errs[r])
+			var n requests
+			st := must.Get(tcp.New(t.Context(), server.Addr().String()))
+			defer st.Close()
+			g := must.Get(New(t.Context(), st, r, size, Options{Recorder: trace.New(trace.Options{Observers: []trace.Observer{&n}})}))
+			must.Do(Wait(g.AllReduce(t.Context(), Slice([]float32{1}), backend.Sum())))
+			g.now().tidier.wait()
+			made[r] = n.Load()
+			must.Get(g.SplitRanks(t.Context(), [][]int{part}))
+			must.Do(g.Close())
+			split[r] = n.Load() - made[r]
+		})
+	}
+	all.Wait()
+	require.NoError(t, errors.Join(errs...))
+	t.Log("requests of each rank to make the default group", made, "and the part", split)
+	for r, n := range split {
+		if r < members {
+			require.LessOrEqual(t, n, int64(12+2*members), "rank %d: one deletes the keys of all", r)
+		} else {
+			require.Zero(t, n, "rank %d", r)
+		}
+	}
+}

@@ -16,6 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/torchtest"
 )
 
 // block is a block of commands and, if one follows, that of lines which they print.
@@ -43,7 +45,7 @@ for r in "${ranks[@]}"; do wait $r || exit; done
 )
 
 // TestPages runs the blocks of commands in these documents ("sh"), each in a shell of its own, in the
-// root of the tree. Lines of a block "text" below one must be among those that the commands print.
+// root of the tree. The first block of a page runs before the others. Lines of a block "text" below one must be among those that the commands print.
 func TestPages(t *testing.T) {
 	for _, program := range []string{"bash", "mpirun", "mpiexec", "torchrun"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -53,40 +55,55 @@ func TestPages(t *testing.T) {
 			t.Skip("a program of the pages is not installed: ", err)
 		}
 	}
-	root, err := filepath.Abs("..")
-	require.NoError(t, err)
-	pages, err := filepath.Glob("*.md")
-	require.NoError(t, err)
+	root := must.Get(filepath.Abs(".."))
+	pages := must.Get(filepath.Glob("*.md"))
 	blocks := 0
 	for _, page := range pages {
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
-		for _, b := range block.FindAllStringSubmatch(string(text), -1) {
+		text := must.Get(os.ReadFile(page))
+		for i, b := range block.FindAllStringSubmatch(string(text), -1) {
 			blocks++
-			t.Run(page+"/"+firstLine(b[1]), func(t *testing.T) { runBlock(t, root, b[1], b[2]) })
+			t.Run(page+"/"+firstLine(b[1]), func(t *testing.T) {
+				if i > 0 { // the first block of a page may build what the others start
+					t.Parallel() // they wait for processes
+				}
+				runBlock(t, root, b[1], b[2])
+			})
 		}
 	}
 	require.NotZero(t, blocks)
 }
 
 func runBlock(t *testing.T, root, commands, want string) {
-	// Another job may have the port of the pages.
-	_, port, err := net.SplitHostPort(freeport.Loopback(t))
-	require.NoError(t, err)
-	commands, want = strings.ReplaceAll(commands, "29500", port), strings.ReplaceAll(want, "29500", port)
-
 	bin := t.TempDir()
-	for name, text := range map[string]string{"sbatch": strings.Replace(sbatch, "PORT", port, 1), "srun": srun} {
+	for name, text := range map[string]string{"sbatch": strings.Replace(sbatch, "PORT", port(t), 1), "srun": srun} {
 		require.NoError(t, os.WriteFile(filepath.Join(bin, name), []byte(text), 0o755))
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	runIn(t, root, bin+":"+filepath.Join(root, "bin"), commands, want)
+}
+
+// port returns a free port.
+func port(t *testing.T) string {
+	_, port, err := net.SplitHostPort(freeport.Loopback(t))
+	require.NoError(t, err)
+	return port
+}
+
+// runIn runs commands in a directory, with more directories of programs, and looks for the lines want in what they
+// print.
+func runIn(t *testing.T, dir, bin, commands, want string) {
+	// Other jobs may have the ports of the pages.
+	for _, taken := range []string{"29500", "6060"} {
+		free := port(t)
+		commands, want = strings.ReplaceAll(commands, taken, free), strings.ReplaceAll(want, taken, free)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", commands)
-	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "PATH="+bin+":"+filepath.Join(root, "bin")+":"+os.Getenv("PATH"),
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"),
 		// mpirun refuses root and more ranks than CPUs. Two that make its folder in one place at the
 		// same moment fail by themselves.
-		"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_orte_tmpdir_base="+bin)
+		"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_orte_tmpdir_base="+t.TempDir())
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.WaitDelay = 10 * time.Second
@@ -99,4 +116,52 @@ func runBlock(t *testing.T, root, commands, want string) {
 func firstLine(s string) string {
 	line, _, _ := strings.Cut(s, "\n")
 	return line
+}
+
+var (
+	readmeGo     = regexp.MustCompile("(?s)```go\n(func main\\(\\) \\{\n.*?)```")
+	readmePython = regexp.MustCompile("(?s)```python\n(.*?)```")
+	readmeBlock  = regexp.MustCompile("(?s)```\n(\\$ .*?)```")
+)
+
+// TestReadme runs the programs of README.md as it says, on one host and beside PyTorch ranks, and compares what they
+// print.
+func TestReadme(t *testing.T) {
+	root := must.Get(filepath.Abs(".."))
+	readme := string(must.Get(os.ReadFile(filepath.Join(root, "README.md"))))
+	must.Do(os.MkdirAll(filepath.Join(root, "bin"), 0o755))
+	dir := must.Get(os.MkdirTemp(filepath.Join(root, "bin"), "_readme")) // in the module, and not in ./...
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	program := "package main\n\nimport (\n\t\"context\"\n\t\"fmt\"\n\t\"log\"\n\n\t\"github.com/c10d-go/c10d/pg\"\n)\n\n" + readmeGo.FindStringSubmatch(readme)[1]
+	must.Do(os.WriteFile(filepath.Join(dir, "main.go"), []byte(program), 0o644))
+	must.Do(os.WriteFile(filepath.Join(dir, "sum.py"), []byte(readmePython.FindStringSubmatch(readme)[1]), 0o644))
+	bin := t.TempDir()
+	build := exec.Command("go", "build", "-o", bin, "./cmd/c10d")
+	build.Dir = root
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+
+	ran := 0
+	for _, b := range readmeBlock.FindAllStringSubmatch(readme, -1) {
+		if strings.Contains(b[1], "10.0.0.") {
+			continue // two hosts: docs/launchers.md has the same with names of hosts
+		}
+		var commands, want string
+		for line := range strings.Lines(b[1]) {
+			if command, ok := strings.CutPrefix(line, "$ "); ok {
+				commands += command
+			} else {
+				want += line
+			}
+		}
+		t.Run(firstLine(commands), func(t *testing.T) {
+			if strings.Contains(commands, "python3") {
+				// PATH may lead to a Python without PyTorch.
+				require.NoError(t, os.Symlink(torchtest.Interpreter(t), filepath.Join(bin, "python3")))
+			}
+			runIn(t, dir, bin, commands, want)
+		})
+		ran++
+	}
+	require.Equal(t, 2, ran, "blocks of commands with their output")
 }

@@ -12,30 +12,24 @@ import (
 	"log"
 	"os"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/pg"
-	"github.com/c10d-go/c10d/tensor"
 )
 
 func main() {
-	if err := run(context.Background(), os.Stdout, pg.InitOptions{}); err != nil {
+	if err := run(context.Background(), os.Stdout); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, out io.Writer, o pg.InitOptions) error {
-	g, err := pg.Init(ctx, "env://", o) // rank, size and address from the launcher's environment
+func run(ctx context.Context, out io.Writer, o ...pg.InitOptions) error {
+	g, err := pg.Init(ctx, "env://", o...) // rank, size and address from the launcher's environment
 	if err != nil {
 		return err
 	}
 	defer g.Close()
 
-	v := []float32{float32(g.Rank()), 0.5} // every rank has its own
-	t, err := tensor.Of(v)                 // a tensor over v, no copy
-	if err != nil {
-		return err
-	}
-	w, err := g.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Sum()})
+	v := []float32{float32(g.Rank()), 0.5}            // every rank has its own
+	w, err := g.AllReduce(ctx, pg.Slice(v), pg.Sum()) // without a copy
 	if err != nil {
 		return err // the call was wrong: nothing was sent
 	}

@@ -43,7 +43,7 @@ func Example() {
 // TestMain plays the launcher: it hosts the store and says so.
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
-		server, err := tcp.Listen(context.Background(), "127.0.0.1:0", tcp.ServerOptions{})
+		server, err := tcp.Listen(context.Background(), "127.0.0.1:0")
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1

@@ -8,7 +8,6 @@ import (
 	"os"
 	"runtime"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
@@ -61,7 +60,7 @@ func groupOptions(c *config, d driver.Driver) pg.Options {
 	o := pg.Options{Backend: c.backend, Timeout: c.timeout}
 	if d != nil {
 		o.Backend = "cpu:" + c.backend + ",cuda:" + cuda.Name
-		o.BackendOptions = []backend.SpecificOptions{cuda.Options{Driver: d, CPU: c.backend, AllReduce: c.work}}
+		o.BackendOptions = pg.BackendOptions{cuda.Options{Driver: d, CPU: c.backend, AllReduce: c.work}}
 	}
 	return o
 }

@@ -8,9 +8,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/ddp"
-	"github.com/c10d-go/c10d/examples/internal/sampler"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -98,7 +96,7 @@ func runElastic(ctx context.Context, c *config, stdout, stderr io.Writer) (err e
 	rep.Buckets, rep.Images = len(e.ddp.Buckets()), int(e.results[images])
 	rep.Seconds = round(time.Since(start).Seconds(), 3)
 	rep.ImagesPerSecond = math.Round(e.results[images] / rep.Seconds)
-	return e.publish(stdout, rep, nil)
+	return e.publish(stdout, rep)
 }
 
 // perEpoch is the number of steps in an epoch: those of the training, and the evaluation.
@@ -108,7 +106,7 @@ func (e *elastic) perEpoch() int { return e.sampler.Steps() + 1 }
 // with other ranks.
 func (e *elastic) step(ctx context.Context, step int) (err error) {
 	e.rank.rank, e.size = e.group.Rank(), e.group.Size()
-	if e.sampler, err = sampler.New(e.data.Train.Len(), e.config.batch, e.rank.rank, e.size, e.config.seed); err != nil {
+	if e.sampler, err = ddp.NewDistributedSampler(e.data.Train.Len(), e.config.batch, e.rank.rank, e.size, e.config.seed); err != nil {
 		return err
 	}
 	epoch, step := step/e.perEpoch(), step%e.perEpoch()
@@ -133,7 +131,7 @@ func (e *elastic) step(ctx context.Context, step int) (err error) {
 		return err
 	}
 	sums := []float64{float64(len(b.Indices)), loss}
-	if err := pg.AllReduceSlice(ctx, e.group, sums, backend.Sum()); err != nil {
+	if err := pg.Wait(e.group.AllReduce(ctx, pg.Slice(sums), pg.Sum())); err != nil {
 		return err
 	}
 	pause(e.config.stepTime)
@@ -153,7 +151,7 @@ func (e *elastic) evaluation(ctx context.Context, epoch int) error {
 		return err
 	}
 	sums := []float64{loss, float64(correct)}
-	if err := pg.AllReduceSlice(ctx, e.group, sums, backend.Sum()); err != nil {
+	if err := pg.Wait(e.group.AllReduce(ctx, pg.Slice(sums), pg.Sum())); err != nil {
 		return err
 	}
 	n := float64(e.data.HeldOut.Len())
@@ -173,10 +171,7 @@ func (e *elastic) last(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w, err := e.group.Barrier(ctx, backend.BarrierOptions{})
-	if err == nil {
-		err = w.Wait(ctx)
-	}
+	err = e.group.Barrier(ctx)
 	if err == nil && same {
 		e.results[identical] = 1
 	}

@@ -8,7 +8,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/launch/agent"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store/tcp"
 )
 
@@ -112,7 +112,7 @@ func TestElastic(t *testing.T) {
 	for _, name := range []string{"tcp", "redis"} {
 		t.Run(name, func(t *testing.T) {
 			j := &trainers{t: t, init: "env://", sizes: make(chan int, 1000), reports: make(chan string, 1000)}
-			server, err := tcp.Listen(t.Context(), "127.0.0.1:0", tcp.ServerOptions{})
+			server, err := tcp.Listen(t.Context(), "127.0.0.1:0")
 			require.NoError(t, err)
 			defer server.Close()
 			host, port, _ := strings.Cut(server.Addr().String(), ":")
@@ -124,9 +124,7 @@ func TestElastic(t *testing.T) {
 			for rank := range 3 {
 				j.start(rank, "-epochs", epochs)
 			}
-			seed := rand.Uint64()
-			t.Logf("seed %d", seed)
-			random := rand.New(rand.NewPCG(seed, 0))
+			random := must.Rand(t)
 			j.start(0, "-epochs", epochs, "-join") // the fourth
 			j.reach(4)
 			for range *kills {
@@ -220,7 +218,7 @@ func TestElasticLaunchers(t *testing.T) {
 			for _, want := range []string{
 				"launcher: rank 3 failed (signal SIGKILL): it is started again", "launcher: rank 3: restart 1 of 2",
 				"launcher: rank 0 failed (signal SIGKILL): it is started again", "launcher: rank 0: restart 1 of 2",
-				" 3 left (", "4 came (rank 3 of this launcher)", " 0 left (", "5 came (rank 0 of this launcher)",
+				" 3 left", "4 came (rank 3 of this launcher)", " 0 left", "5 came (rank 0 of this launcher)", // why, if nobody came at once
 			} {
 				require.Contains(t, log, want)
 			}

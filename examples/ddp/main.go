@@ -4,7 +4,6 @@
 //
 //	c10d run -n 4 -- ./ddp                   four ranks on this machine
 //	c10d run -n 4 -- ./ddp -compare          compare with one process
-//	c10d run -n 4 -- ./ddp -curves out.jsonl write the curves, for bench/plot
 //	c10d run -n 4 -- ./ddp -device cuda      the model on GPUs
 //	c10d run -n 4 -- ./ddp -device sim       the same without a GPU
 //	c10d run -n 4 -elastic 2:4 -- ./ddp -elastic    go on when ranks are killed
@@ -84,7 +83,6 @@ type config struct {
 	powerRank  int
 	seed       uint64
 	bucketKiB  int
-	curves     string
 	checkpoint string
 	resume     bool
 	compare    bool
@@ -125,7 +123,6 @@ func parseFlags(args []string, stderr io.Writer) (*config, error) {
 	f.Uint64Var(&c.seed, "seed", 1, "`seed` of the first parameters and of the order of the images")
 	f.IntVar(&c.bucketKiB, "bucket", 16, "size of a gradient bucket in `KiB`; with c10d's default of 25 MiB this small model would be one bucket")
 
-	f.StringVar(&c.curves, "curves", "", "write loss and accuracy to this `file`, for bench/plot")
 	f.StringVar(&c.checkpoint, "checkpoint", "", "save the training to this `file` after each epoch")
 	f.BoolVar(&c.resume, "resume", false, "continue from the checkpoint")
 	f.BoolVar(&c.compare, "compare", false, "train again in a single process afterwards, and compare")
@@ -159,8 +156,8 @@ func (c *config) check(rest []string) error {
 		return fmt.Errorf("ddp: -bucket %d must be between 1 and %d", c.bucketKiB, 1<<20)
 	case c.timeout <= 0:
 		return fmt.Errorf("ddp: -timeout %v: must be positive", c.timeout)
-	case c.elastic && (c.device != onCPU || c.checkpoint != "" || c.curves != "" || c.compare):
-		return errors.New("ddp: -elastic does not work with -device, -checkpoint, -curves and -compare")
+	case c.elastic && (c.device != onCPU || c.checkpoint != "" || c.compare):
+		return errors.New("ddp: -elastic does not work with -device, -checkpoint and -compare")
 	case !c.elastic && (c.join || c.stepTime != 0):
 		return errors.New("ddp: -join and -step-time need -elastic")
 	case c.resume && c.checkpoint == "":

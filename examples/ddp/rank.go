@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/examples/internal/dataset"
@@ -94,11 +93,7 @@ func runRank(ctx context.Context, c *config, stdout, stderr io.Writer) (err erro
 		return err
 	}
 	// After Close no other rank may need this one.
-	w, err := g.Barrier(ctx, backend.BarrierOptions{})
-	if err == nil {
-		err = w.Wait(ctx)
-	}
-	if err != nil {
+	if err := g.Barrier(ctx); err != nil {
 		return err
 	}
 	if g.Rank() != 0 {
@@ -120,13 +115,12 @@ func runRank(ctx context.Context, c *config, stdout, stderr io.Writer) (err erro
 	}
 	rep.Seconds = round(time.Since(start).Seconds(), 3)
 	rep.ImagesPerSecond = math.Round(float64(c.epochs-from) * float64(data.Train.Len()) / trained.Seconds())
-	var single *history
 	if c.compare {
-		if single, err = r.compare(ctx, rep); err != nil {
+		if err := r.compare(ctx, rep); err != nil {
 			return err
 		}
 	}
-	return r.publish(stdout, rep, single)
+	return r.publish(stdout, rep)
 }
 
 // end leaves the group and closes the devices. After a failure it leaves them open, because
@@ -171,7 +165,7 @@ func (r *rank) train(ctx context.Context, from int, progress *progress) error {
 
 		// One all-reduce an epoch sums the results of all ranks.
 		sums := append(losses, loss, float64(correct))
-		if err := pg.AllReduceSlice(ctx, r.group, sums, backend.Sum()); err != nil {
+		if err := pg.Wait(r.group.AllReduce(ctx, pg.Slice(sums), pg.Sum())); err != nil {
 			return err
 		}
 		if r.rank != 0 {
@@ -220,23 +214,24 @@ func digest(params []*mlp.Param) [sha256.Size]byte {
 
 // sameEverywhere reports whether all ranks have the same digest.
 func (r *rank) sameEverywhere(ctx context.Context, sum [sha256.Size]byte) (bool, error) {
-	all, err := pg.AllGatherSlice(ctx, r.group, sum[:])
+	all := make([]byte, r.size*len(sum))
+	err := pg.Wait(r.group.AllGatherIntoTensor(ctx, pg.Slice(all), pg.Slice(sum[:])))
 	return bytes.Equal(all, bytes.Repeat(sum[:], r.size)), err
 }
 
 // compare trains again in this process alone, and writes the difference of the parameters
-// into the report. It returns the history of that training.
-func (r *rank) compare(ctx context.Context, rep *report) (*history, error) {
+// into the report.
+func (r *rank) compare(ctx context.Context, rep *report) error {
 	start := time.Now()
 	single, h, err := trainAlone(ctx, r.config, r.data)
 	if err != nil {
-		return nil, fmt.Errorf("ddp: the single process to compare with: %w", err)
+		return fmt.Errorf("ddp: the single process to compare with: %w", err)
 	}
 	rep.Compare = difference(single.model.Params(), r.model.Params())
 	rep.Compare.Accuracy = round(h.Accuracy[len(h.Accuracy)-1], 6)
 	rep.Compare.Loss = round(h.Train[len(h.Train)-1], 6)
 	rep.Compare.Seconds = round(time.Since(start).Seconds(), 3)
-	return h, nil
+	return nil
 }
 
 // difference compares the parameters of two trainings.

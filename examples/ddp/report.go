@@ -1,15 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"strings"
 )
 
 // report is the last line of the output.
@@ -76,14 +73,8 @@ func (r *rank) report(identical bool, sum [32]byte) *report {
 	return rep
 }
 
-// publish writes the curves and prints the report. Its error says what is wrong with the
-// result.
-func (r *rank) publish(stdout io.Writer, rep *report, single *history) error {
-	if r.config.curves != "" {
-		if err := r.writeCurves(r.config.curves, single); err != nil {
-			return err
-		}
-	}
+// publish prints the report. Its error says what is wrong with the result.
+func (r *rank) publish(stdout io.Writer, rep *report) error {
 	line, err := json.Marshal(rep)
 	if err != nil {
 		return fmt.Errorf("ddp: the training diverged, its loss is %v: %w", rep.Loss, err)
@@ -98,35 +89,6 @@ func (r *rank) publish(stdout io.Writer, rep *report, single *history) error {
 		return fmt.Errorf("%w: relative difference %.2g, more than %.2g", errDisagrees, rep.Compare.Relative, compareTolerance)
 	}
 	return nil
-}
-
-// training is the curves of one training, as bench/plot reads them.
-type training struct {
-	Training string    `json:"training"` // who trained
-	Title    string    `json:"title"`    // on what
-	PerEpoch int       `json:"steps_per_epoch"`
-	Steps    []float64 `json:"steps"` // loss of each step
-	Loss     []float64 `json:"loss"`  // of each epoch
-	Accuracy []float64 `json:"accuracy"`
-}
-
-// writeCurves writes the curves of the training, and of the single process if there is one.
-func (r *rank) writeCurves(file string, single *history) error {
-	sizes := strings.Trim(strings.ReplaceAll(fmt.Sprint(r.state(0).Sizes), " ", "-"), "[]")
-	title := fmt.Sprintf("%s, MLP %s, global batch %d", r.data.Name, sizes, r.config.batch)
-	var out bytes.Buffer
-	enc := json.NewEncoder(&out)
-	write := func(name string, h *history) error {
-		return enc.Encode(training{name, title, r.sampler.Steps(), h.Steps, h.Train, h.Accuracy})
-	}
-	err := write(fmt.Sprintf("%d ranks", r.size), &r.history)
-	if err == nil && single != nil {
-		err = write("one process", single)
-	}
-	if err != nil {
-		return fmt.Errorf("ddp: -curves: %w", err)
-	}
-	return os.WriteFile(file, out.Bytes(), 0o644)
 }
 
 func round(v float64, digits int) float64 {

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/c10d-go/c10d/examples/internal/checkpoint"
+	"github.com/c10d-go/c10d/ddp/checkpoint"
 	"github.com/c10d-go/c10d/pg"
 )
 
@@ -50,7 +50,7 @@ func (r *rank) save(ctx context.Context, epoch int) error {
 	if err := r.engine.pull(ctx); err != nil {
 		return err
 	}
-	return checkpoint.Write(r.config.checkpoint, r.state(epoch), r.numbers())
+	return checkpoint.Save(r.config.checkpoint, r.state(epoch), r.numbers())
 }
 
 // resume returns the epoch to begin with. Rank 0 reads the checkpoint and broadcasts it:
@@ -66,14 +66,14 @@ func (r *rank) resume(ctx context.Context) (epoch int, err error) {
 		epoch = -1
 	}
 	at := []int64{int64(epoch)}
-	if err := errors.Join(err, pg.BroadcastSlice(ctx, r.group, at, 0)); err != nil {
+	if err := errors.Join(err, pg.Wait(r.group.Broadcast(ctx, pg.Slice(at), 0))); err != nil {
 		return 0, err
 	}
 	if at[0] < 0 {
 		return 0, errors.New("ddp: rank 0 has not read the checkpoint: see its error")
 	}
 	for _, s := range r.numbers() {
-		if err := pg.BroadcastSlice(ctx, r.group, s, 0); err != nil {
+		if err := pg.Wait(r.group.Broadcast(ctx, pg.Slice(s), 0)); err != nil {
 			return 0, err
 		}
 	}
@@ -84,7 +84,7 @@ func (r *rank) resume(ctx context.Context) (epoch int, err error) {
 func (r *rank) load() (epoch int, err error) {
 	path := r.config.checkpoint
 	var was state
-	numbers, err := checkpoint.Read(path, &was)
+	numbers, err := checkpoint.Load(path, &was)
 	if err != nil {
 		return 0, err
 	}

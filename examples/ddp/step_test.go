@@ -18,7 +18,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/internal/launch/agent"
@@ -96,11 +95,7 @@ func leave(ctx context.Context, g *pg.ProcessGroup) error {
 }
 
 func barrier(ctx context.Context, g *pg.ProcessGroup) error {
-	w, err := g.Barrier(ctx, backend.BarrierOptions{})
-	if err != nil {
-		return err
-	}
-	return w.Wait(ctx)
+	return g.Barrier(ctx)
 }
 
 // demoConfig is the demo's configuration with flags.
@@ -298,8 +293,8 @@ func (s *stepper) steps(ctx context.Context, r reducer, n int) ([]float64, error
 
 // slowest returns the largest of the ranks' values, each by itself.
 func (s *stepper) slowest(ctx context.Context, mine []float64) ([]float64, error) {
-	all, err := pg.AllGatherSlice(ctx, s.group, mine)
-	if err != nil {
+	all := make([]float64, s.group.Size()*len(mine))
+	if err := pg.Wait(s.group.AllGatherIntoTensor(ctx, pg.Slice(all), pg.Slice(mine))); err != nil {
 		return nil, err
 	}
 	most := all[:len(mine)]

@@ -3,9 +3,9 @@ package main
 import (
 	"context"
 
+	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/examples/internal/dataset"
 	"github.com/c10d-go/c10d/examples/internal/mlp"
-	"github.com/c10d-go/c10d/examples/internal/sampler"
 )
 
 // reducer averages the gradients of all ranks. It is a *ddp.DDP, or alone for a single
@@ -27,7 +27,7 @@ type trainer struct {
 	data       *dataset.Data
 	model      *mlp.Model
 	optimizer  mlp.SGD
-	sampler    *sampler.Sampler
+	sampler    *ddp.DistributedSampler
 	reducer    reducer
 	engine     engine
 	rank, size int
@@ -40,7 +40,7 @@ func newTrainer(c *config, data *dataset.Data, rank, size int) (*trainer, error)
 	if err != nil {
 		return nil, err
 	}
-	s, err := sampler.New(data.Train.Len(), c.batch, rank, size, c.seed)
+	s, err := ddp.NewDistributedSampler(data.Train.Len(), c.batch, rank, size, c.seed)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func (t *trainer) epoch(ctx context.Context, epoch int) ([]float64, error) {
 }
 
 // trainOn takes a step with a batch and returns the summed loss of this rank's images.
-func (t *trainer) trainOn(ctx context.Context, b sampler.Batch) (float64, error) {
+func (t *trainer) trainOn(ctx context.Context, b ddp.Batch) (float64, error) {
 	inputs, labels := t.engine.batch()
 	t.data.Train.Gather(inputs, labels, b.Indices)
 
@@ -120,7 +120,6 @@ func (t *trainer) evaluate(ctx context.Context) (loss float64, correct int, err 
 
 // history has the results of a training. Losses are means over the images of all ranks.
 type history struct {
-	Steps    []float64 // training loss of each step
 	Train    []float64 // training loss of each epoch
 	HeldOut  []float64 // loss on the held-out images after each epoch
 	Accuracy []float64 // share of the held-out images that are right after each epoch
@@ -129,9 +128,8 @@ type history struct {
 // record adds an epoch from sums over all ranks.
 func (h *history) record(t *trainer, losses []float64, heldOutLoss, correct float64) {
 	total := 0.
-	for step, loss := range losses {
+	for _, loss := range losses {
 		total += loss
-		h.Steps = append(h.Steps, loss/float64(t.sampler.Batch(step).Global))
 	}
 	n := float64(t.data.HeldOut.Len())
 	h.Train = append(h.Train, total/float64(t.data.Train.Len()))

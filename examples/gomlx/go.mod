@@ -3,8 +3,8 @@ module github.com/c10d-go/c10d/examples/gomlx
 go 1.26.5
 
 require (
-	github.com/c10d-go/c10d v0.0.0
-	github.com/c10d-go/c10d/integrations/gomlx v0.0.0
+	github.com/c10d-go/c10d v0.1.0
+	github.com/c10d-go/c10d/integrations/gomlx v0.1.0
 	github.com/gomlx/compute v0.1.2
 	github.com/gomlx/gomlx v0.28.2
 	github.com/stretchr/testify v1.12.1

@@ -47,7 +47,7 @@ func run(ctx context.Context, nproc, epochs int, out io.Writer) error {
 		return errors.New("gomlx: -nproc must be between 0 and 16, -epochs at least 1")
 	}
 	if nproc == 0 {
-		p, err := gomlx.Init(ctx, gomlx.Options{})
+		p, err := gomlx.Init(ctx)
 		if err != nil {
 			return err
 		}
@@ -59,11 +59,11 @@ func run(ctx context.Context, nproc, epochs int, out io.Writer) error {
 	ranks, ctx := errgroup.WithContext(ctx)
 	for r := range nproc {
 		ranks.Go(func() error {
-			g, err := pg.New(ctx, st, r, nproc, pg.Options{})
+			g, err := pg.New(ctx, st, r, nproc)
 			if err != nil {
 				return err
 			}
-			p, err := gomlx.New(ctx, g, gomlx.Options{})
+			p, err := gomlx.New(ctx, g)
 			if err == nil {
 				err = rank(ctx, p, epochs, out)
 			}

@@ -17,7 +17,6 @@ import (
 	"os"
 	"sync"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
@@ -84,7 +83,7 @@ func run(where string, ranks int) (sums []uint32, err error) {
 // rank is what every rank does: launch, sum, read.
 func rank(ctx context.Context, d driver.Driver, st store.Store, r, ranks int) (sums []uint32, err error) {
 	g, err := pg.New(ctx, st, r, ranks, pg.Options{
-		Backend: "cpu:gloo,cuda:cuda", BackendOptions: []backend.SpecificOptions{cuda.Options{Driver: d}},
+		Backend: "cpu:gloo,cuda:cuda", BackendOptions: pg.BackendOptions{cuda.Options{Driver: d}},
 	})
 	if err != nil {
 		return nil, err
@@ -138,7 +137,7 @@ func rank(ctx context.Context, d driver.Driver, st store.Store, r, ranks int) (s
 	if err != nil {
 		return nil, err
 	}
-	w, err := g.AllReduce(cuda.WithStreams(ctx, stream), []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Sum()})
+	w, err := g.AllReduce(cuda.WithStreams(ctx, stream), t, pg.Sum())
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,7 @@ module github.com/c10d-go/c10d/examples/kubernetes
 go 1.25.0
 
 require (
-	github.com/c10d-go/c10d v0.0.0
+	github.com/c10d-go/c10d v0.1.0
 	github.com/stretchr/testify v1.12.1
 	k8s.io/api v0.32.2
 	sigs.k8s.io/jobset v0.8.0

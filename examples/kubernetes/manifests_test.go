@@ -14,13 +14,13 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/c10d-go/c10d/internal/launch"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // decode decodes a manifest's documents in order. A field that the type does not have is an error.
 func decode(t *testing.T, file string, into ...any) {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(file))
 	documents := bytes.Split(text, []byte("\n---\n"))
 	require.Len(t, documents, len(into))
 	for i, d := range documents {
@@ -56,8 +56,7 @@ func (p pod) detect(t *testing.T) launch.Env {
 		}
 		require.True(t, found, "%s: pods have no label for %s", v.Name, v.ValueFrom.FieldRef.FieldPath)
 	}
-	e, err := launch.Detect(func(name string) string { return env[name] })
-	require.NoError(t, err)
+	e := must.Get(launch.Detect(func(name string) string { return env[name] }))
 	return e
 }
 

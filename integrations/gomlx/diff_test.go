@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/freeport"
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // mostLines is how many lines of a program may change or be new.
@@ -59,9 +60,7 @@ func difference(a, b []string) (lines []string, added int) {
 
 func linesOf(t *testing.T, file string) []string {
 	t.Helper()
-	b, err := os.ReadFile(file)
-	require.NoError(t, err)
-	return strings.Split(string(b), "\n")
+	return strings.Split(string(must.Get(os.ReadFile(file))), "\n")
 }
 
 // TestDifference holds the programs of testdata to mostLines, and the package's documentation to them.
@@ -70,8 +69,7 @@ func TestDifference(t *testing.T) {
 	require.LessOrEqual(t, added, mostLines, strings.Join(lines, "\n"))
 	require.Positive(t, added)
 	want := "//\t" + strings.Join(lines, "\n//\t") + "\n"
-	doc, err := os.ReadFile("doc.go")
-	require.NoError(t, err)
+	doc := must.Get(os.ReadFile("doc.go"))
 	require.Contains(t, string(doc), want, "doc.go has another difference")
 }
 

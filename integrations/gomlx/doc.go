@@ -8,7 +8,7 @@
 //	..
 //	+	"github.com/c10d-go/c10d/integrations/gomlx"
 //	..
-//	+	p, err := gomlx.Init(context.Background(), gomlx.Options{})
+//	+	p, err := gomlx.Init(context.Background())
 //	+	if err != nil {
 //	+		log.Fatal(err)
 //	+	}

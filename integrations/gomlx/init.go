@@ -10,9 +10,9 @@ import (
 
 // initGroup makes the default group, or one of this process alone.
 func initGroup(ctx context.Context) (*pg.ProcessGroup, error) {
-	g, err := pg.Init(ctx, "env://", pg.InitOptions{})
+	g, err := pg.Init(ctx, "env://")
 	if errors.Is(err, pg.ErrNoLauncher) {
-		return pg.New(ctx, store.NewHash(), 0, 1, pg.Options{})
+		return pg.New(ctx, store.NewHash(), 0, 1)
 	}
 	return g, err
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/gomlx/gomlx/ml/train/metric"
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
@@ -63,12 +62,16 @@ type Parallel struct {
 
 // New returns a Parallel for a group. Every rank must call it. ctx bounds the communication of all
 // later calls, because GoMLX's hooks have no context of their own. The group stays the caller's.
-func New(ctx context.Context, g *pg.ProcessGroup, o Options) (*Parallel, error) {
+func New(ctx context.Context, g *pg.ProcessGroup, opts ...Options) (*Parallel, error) {
+	var o Options
+	if len(opts) > 0 {
+		o = opts[len(opts)-1]
+	}
 	if o.BucketCap < 0 {
 		return nil, fmt.Errorf("gomlx: Options.BucketCap is %d bytes, want 0 or more", o.BucketCap)
 	}
 	seed := []int64{rand.Int63()}
-	if err := pg.BroadcastSlice(ctx, g, seed, 0); err != nil {
+	if err := pg.Wait(g.Broadcast(ctx, pg.Slice(seed), 0)); err != nil {
 		return nil, fmt.Errorf("gomlx: %w", err)
 	}
 	return &Parallel{
@@ -80,12 +83,12 @@ func New(ctx context.Context, g *pg.ProcessGroup, o Options) (*Parallel, error) 
 // Init makes the default group of the job from the launcher's environment (pg.Init with "env://"), and
 // a Parallel for it, whose Close closes the group. A program that no launcher has started trains
 // alone: a group of one rank.
-func Init(ctx context.Context, o Options) (*Parallel, error) {
+func Init(ctx context.Context, o ...Options) (*Parallel, error) {
 	g, err := initGroup(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p, err := New(ctx, g, o)
+	p, err := New(ctx, g, o...)
 	if err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
@@ -122,7 +125,7 @@ func (p *Parallel) NewLoop(trainer *train.Trainer) *train.Loop {
 		}
 		v := optimizer.GetGlobalStepVar(trainer.Store())
 		step := []int64{optimizer.GetGlobalStep(trainer.Store())}
-		err := pg.BroadcastSlice(p.ctx, p.group, step, 0)
+		err := pg.Wait(p.group.Broadcast(p.ctx, pg.Slice(step), 0))
 		if err == nil {
 			err = v.SetValue(tensors.FromScalar(step[0]))
 		}
@@ -200,7 +203,8 @@ func (p *Parallel) Eval(trainer *train.Trainer, ds train.Dataset) ([]*tensors.Te
 	if err != nil && (part || mine.rows > 0) {
 		rows = -1
 	}
-	said, gathered := pg.AllGatherSlice(p.ctx, p.group, []float64{rows, float64(mine.sum)})
+	said := make([]float64, 2*p.group.Size())
+	gathered := pg.Wait(p.group.AllGatherIntoTensor(p.ctx, pg.Slice(said), pg.Slice([]float64{rows, float64(mine.sum)})))
 	var all, sums []float64
 	for i := 0; i < len(said); i += 2 {
 		all, sums = append(all, said[i]), append(sums, said[i+1])
@@ -272,8 +276,8 @@ func (p *Parallel) Identical(store *model.Store) (bool, error) {
 
 // same reports whether all ranks have the same number.
 func (p *Parallel) same(mine uint64) (bool, error) {
-	all, err := pg.AllGatherSlice(p.ctx, p.group, []uint64{mine})
-	if err != nil {
+	all := make([]uint64, p.group.Size())
+	if err := pg.Wait(p.group.AllGatherIntoTensor(p.ctx, pg.Slice(all), pg.Slice([]uint64{mine}))); err != nil {
 		return false, fmt.Errorf("gomlx: %w", err)
 	}
 	return !slices.ContainsFunc(all, func(n uint64) bool { return n != all[0] }), nil
@@ -317,7 +321,7 @@ func (p *Parallel) sync(store *model.Store, g *graph.Graph) error {
 			return err
 		}
 		err = mutate(value, func(t *tensor.Tensor) error {
-			w, err := p.group.Broadcast(p.ctx, []*tensor.Tensor{t}, backend.BroadcastOptions{Root: 0})
+			w, err := p.group.Broadcast(p.ctx, t, 0)
 			if err != nil {
 				return err
 			}
@@ -363,7 +367,7 @@ func (p *Parallel) difference(vs []*model.Variable) error {
 	for i, v := range vs {
 		mine[i] = fmt.Sprint(v.Path(), " ", v.Shape())
 	}
-	all, err := pg.AllGatherObject(p.ctx, p.group, mine, pg.JSON[[]string]{})
+	all, err := pg.AllGatherObject(p.ctx, p.group, mine)
 	if err != nil {
 		return err
 	}
@@ -458,7 +462,7 @@ func (p *Parallel) average(parts []part, number float64) ([]float64, error) {
 			return nil, err
 		}
 	}
-	if err := pg.AllReduceSlice(p.ctx, p.group, flat, backend.Sum()); err != nil {
+	if err := pg.Wait(p.group.AllReduce(p.ctx, pg.Slice(flat), pg.Sum())); err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
 	numbers := flat[:p.Size()]

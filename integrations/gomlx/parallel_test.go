@@ -31,6 +31,7 @@ import (
 
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/integrations/gomlx"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 )
@@ -54,8 +55,7 @@ func points(t *testing.T, rng *rand.Rand) *dataset.InMemoryDataset {
 		}
 		x[i][i%classes] += 2
 	}
-	ds, err := dataset.InMemoryFromData(gobackend.GetBackend(), "points", []any{x}, []any{y})
-	require.NoError(t, err)
+	ds := must.Get(dataset.InMemoryFromData(gobackend.GetBackend(), "points", []any{x}, []any{y}))
 	if rng == nil {
 		return ds
 	}
@@ -121,9 +121,7 @@ func (s setup) train(t *testing.T, g *pg.ProcessGroup) (r result) {
 	o := s.optimizer()
 	var p *gomlx.Parallel
 	if g != nil {
-		var err error
-		p, err = gomlx.New(t.Context(), g, s.options)
-		require.NoError(t, err)
+		p = must.Get(gomlx.New(t.Context(), g, s.options))
 		o = p.Optimizer(o)
 		if input = p.Split(ds); s.shard {
 			input = p.Shard(ds.BatchSize(s.batch/g.Size(), true))
@@ -154,11 +152,9 @@ func (s setup) train(t *testing.T, g *pg.ProcessGroup) (r result) {
 			r.eval = append(r.eval, float64(tensors.ToScalar[float32](m)))
 		}
 	}
-	_, err := loop.RunSteps(input, 1)
-	require.NoError(t, err)
+	must.Get(loop.RunSteps(input, 1))
 	evaluate() // makes variables of which ranks have their own
-	_, err = loop.RunSteps(input, s.steps-1)
-	require.NoError(t, err)
+	must.Get(loop.RunSteps(input, s.steps-1))
 	evaluate()
 	r.model, r.state = make(map[string][]float32), make(map[string][]float32)
 	require.NoError(t, tensors.ConstFlatData(store.GetVariable("/"+model.RNGStateVariableName).MustValue(), func(x []uint64) { r.random = slices.Clone(x) }))
@@ -173,9 +169,7 @@ func (s setup) train(t *testing.T, g *pg.ProcessGroup) (r result) {
 		}
 	}
 	if p != nil {
-		same, err := p.Identical(store)
-		require.NoError(t, err)
-		require.True(t, same)
+		require.True(t, must.Get(p.Identical(store)))
 	}
 	return r
 }
@@ -296,7 +290,7 @@ func TestOtherOrder(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
 		shuffled := func() train.Dataset { return points(t, nil).BatchSize(batch, true).Shuffle() }
 		for name, part := range map[string]func(*gomlx.Parallel, train.Dataset) train.Dataset{"Split": (*gomlx.Parallel).Split, "Shard": (*gomlx.Parallel).Shard} {
-			p, err := gomlx.New(t.Context(), g, gomlx.Options{})
+			p, err := gomlx.New(t.Context(), g)
 			require.NoError(t, err)
 			store := model.NewStore()
 			trainer := train.NewTrainer(gobackend.GetBackend(), store, network, loss.SparseCategoricalCrossEntropyLogits,
@@ -313,8 +307,7 @@ func TestOtherOrder(t *testing.T) {
 			if g.Rank() == 0 {
 				ds, want = part(p, ds), "Eval: the dataset is one of Split or Shard"
 			}
-			_, err = p.Eval(trainer, ds)
-			require.ErrorContains(t, err, want, name)
+			require.ErrorContains(t, must.Err(p.Eval(trainer, ds)), want, name)
 		}
 	})
 }
@@ -324,16 +317,12 @@ func TestOtherOrder(t *testing.T) {
 func TestBatchNorm(t *testing.T) {
 	const mean, variance = "/batch_normalization/mean", "/batch_normalization/variance"
 	whole := func(trainer *train.Trainer) {
-		used, err := norm.UpdateBatchNormAverages(trainer, points(t, nil).BatchSize(50, false))
-		require.NoError(t, err)
-		require.True(t, used)
+		require.True(t, must.Get(norm.UpdateBatchNormAverages(trainer, points(t, nil).BatchSize(50, false))))
 	}
 	run := func(t *testing.T, g *pg.ProcessGroup, update func(*gomlx.Parallel, *train.Trainer)) map[string][]float32 {
 		var p *gomlx.Parallel
 		if g != nil {
-			var err error
-			p, err = gomlx.New(t.Context(), g, gomlx.Options{})
-			require.NoError(t, err)
+			p = must.Get(gomlx.New(t.Context(), g))
 		}
 		store := model.NewStore()
 		var o optimizer.Interface = optimizer.StochasticGradientDescent().Done()
@@ -355,8 +344,7 @@ func TestBatchNorm(t *testing.T) {
 			}
 			return nil
 		})
-		_, err := loop.RunSteps(input, 10)
-		require.NoError(t, err)
+		must.Get(loop.RunSteps(input, 10))
 		if update != nil {
 			update(p, trainer)
 		}
@@ -365,15 +353,13 @@ func TestBatchNorm(t *testing.T) {
 			require.NoError(t, tensors.ConstFlatData(store.GetVariable(path).MustValue(), func(x []float32) { state[path] = slices.Clone(x) }))
 		}
 		if p != nil {
-			same, err := p.Identical(store)
-			require.NoError(t, err)
+			same := must.Get(p.Identical(store))
 			require.True(t, same)
 			if p.Rank() == 1 {
 				v := store.GetVariable(mean)
 				require.NoError(t, v.SetValue(tensors.FromFlatDataAndDimensions(make([]float32, features), features)))
 			}
-			same, err = p.Identical(store)
-			require.NoError(t, err)
+			same = must.Get(p.Identical(store))
 			require.False(t, same, "other statistics on rank 1")
 		}
 		return state
@@ -429,9 +415,7 @@ func TestState(t *testing.T) {
 func TestCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	load := func(store *model.Store) *checkpoint.Handler {
-		h, err := checkpoint.Build(store).Dir(dir).Keep(2).Done()
-		require.NoError(t, err)
-		return h
+		return must.Get(checkpoint.Build(store).Dir(dir).Keep(2).Done())
 	}
 	half := setup{steps: 15, loop: func(t *testing.T, p *gomlx.Parallel, loop *train.Loop, store *model.Store) {
 		if p.Rank() != 0 {
@@ -458,7 +442,7 @@ func TestCheckpoint(t *testing.T) {
 
 	// Rank 0 alone loads; the others have its variables and its step.
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		p, err := gomlx.New(t.Context(), g, gomlx.Options{})
+		p, err := gomlx.New(t.Context(), g)
 		require.NoError(t, err)
 		store := model.NewStore()
 		if g.Rank() == 0 {
@@ -480,16 +464,14 @@ func TestCheckpoint(t *testing.T) {
 		require.Equal(t, int64(20), trainer.GlobalStep())
 		saved := before.eval[len(before.eval)-2] // the loss of all examples, which are the first batch here
 		require.InDelta(t, saved, first, tolerance*saved, "it must go on from the checkpoint")
-		same, err := p.Identical(store)
-		require.NoError(t, err)
-		require.True(t, same)
+		require.True(t, must.Get(p.Identical(store)))
 	})
 }
 
 // TestOtherModels has ranks with other models: all get an error.
 func TestOtherModels(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		p, err := gomlx.New(t.Context(), g, gomlx.Options{})
+		p, err := gomlx.New(t.Context(), g)
 		require.NoError(t, err)
 		wide := func(scope *model.Scope, x *graph.Node) *graph.Node {
 			return layers.Dense(scope.In("model"), graph.Concatenate([]*graph.Node{x, x}, -1), true, classes)
@@ -511,9 +493,8 @@ func TestOtherModels(t *testing.T) {
 
 func TestWrongUse(t *testing.T) {
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		_, err := gomlx.New(t.Context(), g, gomlx.Options{BucketCap: -1})
-		require.ErrorContains(t, err, "BucketCap")
-		p, err := gomlx.New(t.Context(), g, gomlx.Options{})
+		require.ErrorContains(t, must.Err(gomlx.New(t.Context(), g, gomlx.Options{BucketCap: -1})), "BucketCap")
+		p, err := gomlx.New(t.Context(), g)
 		require.NoError(t, err)
 
 		// The trainer's optimizer is not Optimizer's.
@@ -550,8 +531,7 @@ func TestWrongUse(t *testing.T) {
 func TestSplit(t *testing.T) {
 	var parts [3][]float32
 	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
-		p, err := gomlx.New(t.Context(), g, gomlx.Options{})
-		require.NoError(t, err)
+		p := must.Get(gomlx.New(t.Context(), g))
 		for b, err := range p.Split(points(t, p.Rand()).BatchSize(10, true).Shuffle()).Iter() {
 			require.NoError(t, err)
 			require.Equal(t, b.Inputs[0].Shape().Dimensions[0], b.Labels[0].Shape().Dimensions[0])
@@ -574,8 +554,7 @@ func TestSplit(t *testing.T) {
 func TestShard(t *testing.T) {
 	var batches, rows [3]int
 	pgtest.Run(t, 3, func(t *testing.T, g *pg.ProcessGroup) {
-		p, err := gomlx.New(t.Context(), g, gomlx.Options{})
-		require.NoError(t, err)
+		p := must.Get(gomlx.New(t.Context(), g))
 		for b, err := range p.Shard(points(t, nil).BatchSize(16, false)).Iter() { // 7 of 16, one of 8
 			require.NoError(t, err)
 			batches[g.Rank()]++
@@ -590,8 +569,7 @@ func TestShard(t *testing.T) {
 func TestWithoutLoop(t *testing.T) {
 	one := setup{steps: 10}.train(t, nil)
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		p, err := gomlx.New(t.Context(), g, gomlx.Options{})
-		require.NoError(t, err)
+		p := must.Get(gomlx.New(t.Context(), g))
 		store := model.NewStore()
 		require.NoError(t, store.SetRNGStateFromSeed(0))
 		trainer := train.NewTrainer(gobackend.GetBackend(), store, network, loss.SparseCategoricalCrossEntropyLogits,
@@ -599,8 +577,7 @@ func TestWithoutLoop(t *testing.T) {
 		step := 0
 		for b, err := range p.Split(points(t, rand.New(rand.NewSource(5))).BatchSize(batch, true).Shuffle().Infinite(true)).Iter() {
 			require.NoError(t, err)
-			metrics, err := trainer.TrainStep(b)
-			require.NoError(t, err)
+			metrics := must.Get(trainer.TrainStep(b))
 			require.NoError(t, p.Apply(trainer, metrics))
 			if step == 0 {
 				require.InDelta(t, one.losses[0], float64(tensors.ToScalar[float32](metrics[0])), tolerance*one.losses[0])
@@ -629,7 +606,7 @@ func TestRankLeaves(t *testing.T) {
 				return
 			}
 			defer g.Close()
-			p, err := gomlx.New(t.Context(), g, gomlx.Options{})
+			p, err := gomlx.New(t.Context(), g)
 			if err != nil {
 				errs[r] = err
 				return
@@ -658,8 +635,7 @@ func TestRankLeaves(t *testing.T) {
 func TestOnRank0(t *testing.T) {
 	var calls [2]int
 	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		p, err := gomlx.New(t.Context(), g, gomlx.Options{})
-		require.NoError(t, err)
+		p := must.Get(gomlx.New(t.Context(), g))
 		f := p.OnRank0(func(*train.Loop, []*tensors.Tensor) error { calls[g.Rank()]++; return nil })
 		require.NoError(t, f(nil, nil))
 	})

@@ -3,7 +3,7 @@ module github.com/c10d-go/c10d/integrations/gorgonia
 go 1.26.0
 
 require (
-	github.com/c10d-go/c10d v0.0.0
+	github.com/c10d-go/c10d v0.1.0
 	github.com/stretchr/testify v1.12.1
 	go4.org/unsafe/assume-no-moving-gc v0.0.0-20231121144256-b99613f794b6
 	gorgonia.org/tensor v0.9.24

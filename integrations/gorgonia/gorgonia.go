@@ -3,7 +3,7 @@
 //
 //	w := gt.New(gt.WithShape(3, 4), gt.Of(gt.Float32)) // gt is gorgonia.org/tensor
 //	t, err := gorgonia.Tensor(w)
-//	work, err := group.AllReduce(ctx, []*tensor.Tensor{t}, backend.AllReduceOptions{Op: backend.Avg()})
+//	work, err := group.AllReduce(ctx, t, pg.Avg())
 //	err = work.Wait(ctx) // w has the average
 //
 // Nothing is copied: an operation reads and writes the elements of the dense tensor. Shapes and

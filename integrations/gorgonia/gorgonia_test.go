@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 	gt "gorgonia.org/tensor"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/integrations/gorgonia"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -17,20 +17,15 @@ import (
 // checkShared holds that t has d's elements, in d's order, and is the same memory.
 func checkShared(t *testing.T, d *gt.Dense) {
 	t.Helper()
-	x, err := gorgonia.Tensor(d)
-	require.NoError(t, err)
+	x := must.Get(gorgonia.Tensor(d))
 	require.Equal(t, d.Shape().TotalSize(), x.Len())
 	require.Equal(t, []int(d.Shape()), append([]int{}, x.Shape()...))
 	each(d.Shape(), func(index []int) {
-		want, err := d.At(index...)
-		require.NoError(t, err)
-		got, err := x.Float64At(index...)
-		require.NoError(t, err)
+		want := must.Get(d.At(index...))
+		got := must.Get(x.Float64At(index...))
 		require.EqualValues(t, want, got, "%v", index)
 		require.NoError(t, x.SetFloat64(got+100, index...))
-		now, err := d.At(index...)
-		require.NoError(t, err)
-		require.EqualValues(t, got+100, now, "%v is not the same memory", index)
+		require.EqualValues(t, got+100, must.Get(d.At(index...)), "%v is not the same memory", index)
 	})
 }
 
@@ -51,9 +46,7 @@ func dense(shape ...int) *gt.Dense {
 
 func TestViews(t *testing.T) {
 	slice := func(d *gt.Dense, s ...gt.Slice) *gt.Dense {
-		v, err := d.Slice(s...)
-		require.NoError(t, err)
-		return v.(*gt.Dense)
+		return must.Get(d.Slice(s...)).(*gt.Dense)
 	}
 	transposed := func(d *gt.Dense, axes ...int) *gt.Dense {
 		require.NoError(t, d.T(axes...))
@@ -82,8 +75,7 @@ func TestViews(t *testing.T) {
 
 func TestScalar(t *testing.T) {
 	d := gt.New(gt.FromScalar(float32(3)))
-	x, err := gorgonia.Tensor(d)
-	require.NoError(t, err)
+	x := must.Get(gorgonia.Tensor(d))
 	require.Empty(t, x.Shape())
 	require.NoError(t, x.SetFloat64(4))
 	require.Equal(t, float32(4), d.ScalarValue())
@@ -124,9 +116,7 @@ func TestDTypes(t *testing.T) {
 		require.NoError(t, err, "%T", c.backing)
 		require.Equal(t, d.Uintptr(), back.Uintptr())
 		require.Equal(t, d.Shape(), back.Shape())
-		again, err := gorgonia.Tensor(back)
-		require.NoError(t, err)
-		require.Equal(t, c.want, again.DType())
+		require.Equal(t, c.want, must.Get(gorgonia.Tensor(back)).DType())
 	}
 }
 
@@ -147,13 +137,10 @@ func TestUnsupported(t *testing.T) {
 	_, err := gorgonia.Tensors(dense(2), nil)
 	require.ErrorIs(t, err, gorgonia.ErrUnsupported)
 	require.ErrorContains(t, err, "tensor 1")
-	_, err = gorgonia.DType(gt.Dtype{})
-	require.ErrorIs(t, err, gorgonia.ErrUnsupported)
+	require.ErrorIs(t, must.Err(gorgonia.DType(gt.Dtype{})), gorgonia.ErrUnsupported)
 
-	x, err := tensor.Of([]float32{1, 2, 3, 4}, 2, 2)
-	require.NoError(t, err)
-	columns, err := x.Transpose(0, 1)
-	require.NoError(t, err)
+	x := must.Get(tensor.Of([]float32{1, 2, 3, 4}, 2, 2))
+	columns := must.Get(x.Transpose(0, 1))
 	empty, err := tensor.New(tensor.Float32, 0, 3)
 	require.NoError(t, err)
 	for text, x := range map[string]*tensor.Tensor{"is nil": nil, "not contiguous": columns, "no elements": empty} {
@@ -181,20 +168,13 @@ func TestAllReduce(t *testing.T) {
 			d = dense(3, 4)
 			require.NoError(t, d.T())
 		case 2:
-			v, err := dense(6, 5).Slice(gt.S(1, 5), gt.S(1, 4))
-			require.NoError(t, err)
+			v := must.Get(dense(6, 5).Slice(gt.S(1, 5), gt.S(1, 4)))
 			d = v.(*gt.Dense)
 		}
-		x, err := gorgonia.Tensor(d)
-		require.NoError(t, err)
-		w, err := g.AllReduce(ctx, []*tensor.Tensor{x}, backend.AllReduceOptions{Op: backend.Sum()})
-		require.NoError(t, err)
-		require.NoError(t, w.Wait(ctx))
+		require.NoError(t, must.Get(g.AllReduce(ctx, must.Get(gorgonia.Tensor(d)), pg.Sum())).Wait(ctx))
 		for i := range 4 {
 			for j := range 3 {
-				got, err := d.At(i, j)
-				require.NoError(t, err)
-				require.Equal(t, float64(3*i+j)+float64(4*j+i)+float64(5*(i+1)+j+1), got)
+				require.Equal(t, float64(3*i+j)+float64(4*j+i)+float64(5*(i+1)+j+1), must.Get(d.At(i, j)))
 			}
 		}
 	})

@@ -3,7 +3,7 @@ module github.com/c10d-go/c10d/integrations/otel
 go 1.26.0
 
 require (
-	github.com/c10d-go/c10d v0.0.0
+	github.com/c10d-go/c10d v0.1.0
 	github.com/stretchr/testify v1.12.1
 	go.opentelemetry.io/otel v1.47.0
 	go.opentelemetry.io/otel/metric v1.47.0

@@ -11,8 +11,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/integrations/otel"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -29,15 +29,13 @@ func TestSpansAndMetrics(t *testing.T) {
 	defer j.Close()
 	options := j.Options()
 	options.Recorder = trace.New(trace.Options{Observers: []trace.Observer{o}})
-	g, err := pg.New(t.Context(), j.Store, 0, 1, options)
-	require.NoError(t, err)
+	g := must.Get(pg.New(t.Context(), j.Store, 0, 1, options))
 	defer g.Close()
 
-	require.NoError(t, pg.AllReduceSlice(t.Context(), g, []float32{1, 2}, backend.Sum()))
+	require.NoError(t, pg.Wait(g.AllReduce(t.Context(), pg.Slice([]float32{1, 2}), pg.Sum())))
 	x, err := tensor.New(tensor.Float32, 2)
 	require.NoError(t, err)
-	_, err = g.Broadcast(t.Context(), []*tensor.Tensor{x}, backend.BroadcastOptions{Root: 7})
-	require.Error(t, err)
+	require.Error(t, must.Err(g.Broadcast(t.Context(), x, 7)))
 	ended := spans.Ended()
 	require.Len(t, ended, 2)
 	require.Equal(t, "c10d all_reduce", ended[0].Name())
@@ -50,8 +48,7 @@ func TestSpansAndMetrics(t *testing.T) {
 	// While an operation is pending.
 	var all metricdata.ResourceMetrics
 	var pending trace.Call
-	b, err := g.Backend(tensor.CPU)
-	require.NoError(t, err)
+	b := must.Get(g.Backend(tensor.CPU))
 	pending.Begin(options.Recorder.Groups()[0], b, work.Barrier, nil, nil, -1, 0)
 	require.NoError(t, pending.Blocked(func() error { return reader.Collect(t.Context(), &all) }))
 	sums, gauges := make(map[string]int64), make(map[string]float64)
@@ -79,17 +76,14 @@ func TestSpansAndMetrics(t *testing.T) {
 // TestNextRecorder: a program that makes another group with another recorder has its gauges.
 func TestNextRecorder(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
-	o, err := otel.New(nil, sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
-	require.NoError(t, err)
+	o := must.Get(otel.New(nil, sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
 	j := pgtest.NewJob(1)
 	defer j.Close()
 	options := j.Options()
-	options.Recorder = trace.New(trace.Options{})
-	plain, err := pg.New(t.Context(), j.Store, 0, 1, options)
-	require.NoError(t, err)
+	options.Recorder = trace.New()
+	plain := must.Get(pg.New(t.Context(), j.Store, 0, 1, options))
 	defer plain.Close()
-	b, err := plain.Backend(tensor.CPU)
-	require.NoError(t, err)
+	b := must.Get(plain.Backend(tensor.CPU))
 	for epoch := range 2 {
 		g := trace.New(trace.Options{Observers: []trace.Observer{o}}).Join(trace.Member{Name: "0", Epoch: epoch, Ranks: []int{0}})
 		var call trace.Call
@@ -111,15 +105,13 @@ func TestNextRecorder(t *testing.T) {
 
 // TestWithoutProviders: either part can be left out.
 func TestWithoutProviders(t *testing.T) {
-	o, err := otel.New(nil, nil)
-	require.NoError(t, err)
+	o := must.Get(otel.New(nil, nil))
 	r := trace.New(trace.Options{Observers: []trace.Observer{o}})
 	j := pgtest.NewJob(1)
 	defer j.Close()
 	options := j.Options()
 	options.Recorder = r
-	g, err := pg.New(t.Context(), j.Store, 0, 1, options)
-	require.NoError(t, err)
+	g := must.Get(pg.New(t.Context(), j.Store, 0, 1, options))
 	defer g.Close()
-	require.NoError(t, pg.AllReduceSlice(t.Context(), g, []float32{1}, backend.Sum()))
+	require.NoError(t, pg.Wait(g.AllReduce(t.Context(), pg.Slice([]float32{1}), pg.Sum())))
 }

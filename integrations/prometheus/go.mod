@@ -3,7 +3,7 @@ module github.com/c10d-go/c10d/integrations/prometheus
 go 1.26.0
 
 require (
-	github.com/c10d-go/c10d v0.0.0
+	github.com/c10d-go/c10d v0.1.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/stretchr/testify v1.12.1
 )

@@ -18,6 +18,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/integrations/prometheus"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/tensor"
@@ -32,8 +33,7 @@ func alone(t *testing.T) (*pg.ProcessGroup, *client.Registry) {
 	t.Cleanup(func() { j.Close() })
 	o := j.Options()
 	o.Recorder = trace.New(trace.Options{Observers: []trace.Observer{prometheus.New(registry)}})
-	g, err := pg.New(t.Context(), j.Store, 0, 1, o)
-	require.NoError(t, err)
+	g := must.Get(pg.New(t.Context(), j.Store, 0, 1, o))
 	t.Cleanup(func() { g.Close() })
 	return g, registry
 }
@@ -41,12 +41,11 @@ func alone(t *testing.T) (*pg.ProcessGroup, *client.Registry) {
 func TestMetrics(t *testing.T) {
 	g, registry := alone(t)
 	for range 3 {
-		require.NoError(t, pg.AllReduceSlice(t.Context(), g, []float32{1, 2}, backend.Sum()))
+		require.NoError(t, pg.Wait(g.AllReduce(t.Context(), pg.Slice([]float32{1, 2}), pg.Sum())))
 	}
 	x, err := tensor.New(tensor.Float32, 2)
 	require.NoError(t, err)
-	_, err = g.Broadcast(t.Context(), []*tensor.Tensor{x}, backend.BroadcastOptions{Root: 7})
-	require.Error(t, err)
+	require.Error(t, must.Err(g.Broadcast(t.Context(), x, 7)))
 
 	route := g.Recorder().Operations()[0].Route()
 	require.NotEmpty(t, route)
@@ -73,8 +72,7 @@ c10d_pending_operations{group="0"} 0
 	require.NoError(t, g.Store().Set(t.Context(), "k", nil))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = g.Store().Get(ctx, "missing")
-	require.Error(t, err)
+	require.Error(t, must.Err(g.Store().Get(ctx, "missing")))
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP c10d_store_calls_total Calls of the store.
 # TYPE c10d_store_calls_total counter
@@ -82,9 +80,7 @@ c10d_store_calls_total{call="get",result="error"} 1
 c10d_store_calls_total{call="set",result="ok"} 1
 `), "c10d_store_calls_total"))
 
-	problems, err := testutil.GatherAndLint(registry)
-	require.NoError(t, err)
-	require.Empty(t, problems)
+	require.Empty(t, must.Get(testutil.GatherAndLint(registry)))
 }
 
 // named is a backend that has only a name.
@@ -142,8 +138,7 @@ func TestClosedGroup(t *testing.T) {
 		require.NoError(t, c.Blocked(func() error { return nil }))
 	}
 	groups := func() (all []string) {
-		families, err := registry.Gather()
-		require.NoError(t, err)
+		families := must.Get(registry.Gather())
 		for _, f := range families {
 			if f.GetName() == "c10d_operations_total" {
 				for _, m := range f.GetMetric() {
@@ -185,8 +180,7 @@ func TestDescription(t *testing.T) {
 // value returns the sum of a metric's series.
 func value(t *testing.T, registry *client.Registry, name string) (sum float64) {
 	t.Helper()
-	all, err := registry.Gather()
-	require.NoError(t, err)
+	all := must.Get(registry.Gather())
 	for _, m := range all {
 		if m.GetName() == name {
 			for _, s := range m.GetMetric() {
@@ -268,16 +262,14 @@ func BenchmarkObserver(b *testing.B) {
 // TestDashboard: the dashboard is JSON, and its queries name metrics that exist.
 func TestDashboard(t *testing.T) {
 	g, registry := alone(t)
-	require.NoError(t, pg.AllReduceSlice(t.Context(), g, []float32{1}, backend.Sum()))
+	require.NoError(t, pg.Wait(g.AllReduce(t.Context(), pg.Slice([]float32{1}), pg.Sum())))
 	require.NoError(t, g.Store().Set(t.Context(), "k", nil))
 	known := make(map[string]bool)
-	all, err := registry.Gather()
-	require.NoError(t, err)
+	all := must.Get(registry.Gather())
 	for _, m := range all {
 		known[m.GetName()] = true
 	}
-	text, err := os.ReadFile("dashboard.json")
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile("dashboard.json"))
 	var d struct {
 		Panels []struct {
 			Title   string

@@ -9,11 +9,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 func TestDigits(t *testing.T) {
-	d, err := Digits()
-	require.NoError(t, err)
+	d := must.Get(Digits())
 	require.Equal(t, 1438, d.Train.Len())
 	require.Equal(t, 359, d.HeldOut.Len())
 	for _, s := range []Set{d.Train, d.HeldOut} {
@@ -158,8 +159,7 @@ func TestFashionMNIST(t *testing.T) {
 		}
 		t.Skipf("Debian's dataset-fashion-mnist is not installed: %v", err)
 	}
-	d, err := LoadIDX(dir)
-	require.NoError(t, err)
+	d := must.Get(LoadIDX(dir))
 	require.Equal(t, []int{60000, 784, 10, 10000}, []int{d.Train.Len(), d.Train.Features, d.Train.Classes, d.HeldOut.Len()})
 	require.Equal(t, "fashion-mnist", d.Name)
 }

@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -16,6 +15,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/examples/internal/mlp"
+	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
 
@@ -30,8 +30,7 @@ func TestText(t *testing.T) {
 // onDrivers runs a test on the simulator and on the machine's GPU, if it has one.
 func onDrivers(t *testing.T, f func(t *testing.T, d driver.Driver)) {
 	t.Run("sim", func(t *testing.T) {
-		d, err := sim.Open(sim.Config{Kernels: Kernels(), Seed: 1})
-		require.NoError(t, err)
+		d := must.Get(sim.Open(sim.Config{Kernels: Kernels(), Seed: 1}))
 		f(t, d)
 		require.NoError(t, d.Close(), "what the simulator found")
 	})
@@ -56,18 +55,13 @@ type fixture struct {
 }
 
 func newFixture(t *testing.T, d driver.Driver, host *mlp.Model, images int) *fixture {
-	v, err := d.Device(0)
-	require.NoError(t, err)
-	s, err := v.NewStream(driver.StreamOptions{Name: "trainer"})
-	require.NoError(t, err)
-	m, err := New(d, v, s, host, images)
-	require.NoError(t, err)
+	v := must.Get(d.Device(0))
+	s := must.Get(v.NewStream(driver.StreamOptions{Name: "trainer"}))
+	m := must.Get(New(d, v, s, host, images))
 	f := &fixture{Model: m, t: t, d: d, close: []interface{ Close() error }{m, s}}
 	for _, p := range host.Params() {
-		mem, err := v.Alloc(4 * len(p.Value))
-		require.NoError(t, err)
-		g, err := tensor.OnDevice(tensor.Float32, mem, p.Shape...)
-		require.NoError(t, err)
+		mem := must.Get(v.Alloc(4 * len(p.Value)))
+		g := must.Get(tensor.OnDevice(tensor.Float32, mem, p.Shape...))
 		f.grads, f.close = append(f.grads, g), append(f.close, mem)
 	}
 	return f
@@ -111,12 +105,6 @@ func (f *fixture) random(r *rand.Rand, n int) (inputs []float32, labels []uint8)
 		y[k] = uint8(r.IntN(classes))
 	}
 	return slices.Clone(x[:n*features]), slices.Clone(y[:n])
-}
-
-func seed(t *testing.T) *rand.Rand {
-	s := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", s)
-	return rand.New(rand.NewPCG(s, 0))
 }
 
 // reference computes a pass in float64 from the definitions alone.
@@ -177,7 +165,7 @@ func reference(m *mlp.Model, x []float32, labels []uint8, scale float64) (loss f
 
 // TestPass holds the kernels against the definitions, and against the CPU's.
 func TestPass(t *testing.T) {
-	random := seed(t)
+	random := must.Rand(t)
 	onDrivers(t, func(t *testing.T, d driver.Driver) {
 		for _, sizes := range [][]int{{1, 2}, {7, 4}, {6, 5, 3}, {9, 18, 7, 5}, {64, 33, 10}} {
 			host, err := mlp.New(sizes, random.Uint64())
@@ -229,10 +217,9 @@ func TestPass(t *testing.T) {
 
 // TestTraining takes a few steps on a device and on the CPU.
 func TestTraining(t *testing.T) {
-	random := seed(t)
+	random := must.Rand(t)
 	onDrivers(t, func(t *testing.T, d driver.Driver) {
-		host, err := mlp.New([]int{12, 16, 4}, 3)
-		require.NoError(t, err)
+		host := must.Get(mlp.New([]int{12, 16, 4}, 3))
 		cpu, err := mlp.New([]int{12, 16, 4}, 3)
 		require.NoError(t, err)
 		f := newFixture(t, d, host, 20)
@@ -296,8 +283,7 @@ func TestFunctions(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	d, err := sim.Open(sim.Config{Kernels: Kernels()})
-	require.NoError(t, err)
+	d := must.Get(sim.Open(sim.Config{Kernels: Kernels()}))
 	host, err := mlp.New([]int{3, 2}, 1)
 	require.NoError(t, err)
 	f := newFixture(t, d, host, 4)
@@ -311,17 +297,14 @@ func TestRefused(t *testing.T) {
 	require.EqualError(t, f.Forward(2), "gpumlp: a pass before the Result of the last one was read")
 	_, _, err = f.Result(t.Context())
 	require.NoError(t, err)
-	cpu, err := tensor.New(tensor.Float32, 6)
-	require.NoError(t, err)
+	cpu := must.Get(tensor.New(tensor.Float32, 6))
 	require.ErrorIs(t, f.Step(1, 1, func(int) *tensor.Tensor { return cpu }), driver.ErrInvalid)
 	f.end()
 	require.NoError(t, d.Close())
 
-	bare, err := sim.Open(sim.Config{})
-	require.NoError(t, err)
-	v, err := bare.Device(0)
-	require.NoError(t, err)
-	s, err := v.NewStream(driver.StreamOptions{})
+	bare := must.Get(sim.Open(sim.Config{}))
+	v := must.Get(bare.Device(0))
+	s, err := v.NewStream()
 	require.NoError(t, err)
 	_, err = New(bare, v, s, host, 4)
 	require.ErrorIs(t, err, driver.ErrNotFound)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 func batch(n, features, classes int, seed uint64) ([]float32, []uint8) {
@@ -25,8 +27,7 @@ func batch(n, features, classes int, seed uint64) ([]float32, []uint8) {
 // formula to about h*h, both 1e-4 for h = 1e-2.
 func TestGradient(t *testing.T) {
 	for _, sizes := range [][]int{{7, 4}, {6, 5, 3}, {9, 8, 7, 5}} {
-		m, err := New(sizes, 3)
-		require.NoError(t, err)
+		m := must.Get(New(sizes, 3))
 		x, y := batch(11, sizes[0], sizes[len(sizes)-1], 5)
 		const scale = 1. / 11
 		loss, correct := m.Backward(x, y, scale, nil)
@@ -51,8 +52,7 @@ func TestGradient(t *testing.T) {
 // TestReady checks that each gradient is final when it is announced, and that
 // the last layer's comes first.
 func TestReady(t *testing.T) {
-	m, err := New([]int{6, 5, 4, 3}, 1)
-	require.NoError(t, err)
+	m := must.Get(New([]int{6, 5, 4, 3}, 1))
 	x, y := batch(9, 6, 3, 2)
 	var order []int
 	final := make(map[int][]float32)
@@ -69,8 +69,7 @@ func TestReady(t *testing.T) {
 // TestShards is what data parallel training rests on: the gradients of the
 // parts of a batch add up to the gradient of the batch.
 func TestShards(t *testing.T) {
-	m, err := New([]int{6, 5, 3}, 1)
-	require.NoError(t, err)
+	m := must.Get(New([]int{6, 5, 3}, 1))
 	x, y := batch(10, 6, 3, 2)
 	sum := make([][]float64, len(m.Params()))
 	loss := 0.
@@ -124,8 +123,7 @@ func TestSGD(t *testing.T) {
 
 // TestLearns fits a small random problem by heart.
 func TestLearns(t *testing.T) {
-	m, err := New([]int{8, 32, 4}, 1)
-	require.NoError(t, err)
+	m := must.Get(New([]int{8, 32, 4}, 1))
 	x, y := batch(32, 8, 4, 3)
 	s := SGD{Rate: .1, Momentum: .9}
 	for range 300 {
@@ -135,15 +133,4 @@ func TestLearns(t *testing.T) {
 	loss, correct := m.Forward(x, y)
 	require.Equal(t, 32, correct)
 	require.Less(t, loss/32, .05)
-}
-
-func BenchmarkBackward(b *testing.B) {
-	m, err := New([]int{64, 128, 64, 10}, 1)
-	require.NoError(b, err)
-	x, y := batch(64, 64, 10, 1)
-	b.ReportAllocs()
-	for b.Loop() {
-		m.Backward(x, y, 1, nil)
-	}
-	b.ReportMetric(float64(b.N)*64/b.Elapsed().Seconds(), "images/s")
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"os"
-	"os/exec"
 	"runtime"
 	"strings"
 	"testing"
@@ -15,7 +14,8 @@ import (
 
 	"github.com/c10d-go/c10d/examples/internal/mlp"
 	"github.com/c10d-go/c10d/internal/launch/agent"
-	"github.com/c10d-go/c10d/store"
+	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/torchtest"
 )
 
 // asProgram makes the test binary the program itself, so that the tests run
@@ -33,19 +33,6 @@ func TestMain(m *testing.M) {
 // limit is far more than any of these runs takes; it turns a hang into a failure.
 const limit = 5 * time.Minute
 
-// python is Debian's, whose torch is 1.13.1.
-const python = "/usr/bin/python3"
-
-func needTorch(t *testing.T) {
-	t.Helper()
-	if err := exec.Command(python, "-c", "import torch.distributed").Run(); err != nil {
-		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" {
-			t.Fatalf("PyTorch is required: %s -c 'import torch.distributed': %v", python, err)
-		}
-		t.Skipf("needs PyTorch (Debian: python3-torch): %s -c 'import torch.distributed': %v", python, err)
-	}
-}
-
 // program runs the program as the ranks of one job and returns what they print.
 func program(t *testing.T, ranks int, args ...string) (s *agent.Summary, stdout, stderr string) {
 	t.Helper()
@@ -55,7 +42,7 @@ func program(t *testing.T, ranks int, args ...string) (s *agent.Summary, stdout,
 	defer cancel()
 	var out, errs bytes.Buffer
 	s, err = agent.Run(ctx, agent.Job{
-		Procs: ranks, Command: append([]string{self, "-python-exe", python, "-timeout", "4m"}, args...),
+		Procs: ranks, Command: append([]string{self, "-python-exe", torchtest.Interpreter(t), "-timeout", "4m"}, args...),
 		Env: append(os.Environ(), asProgram+"=1"), Stdout: &out, Stderr: &errs,
 	})
 	require.NoError(t, err)
@@ -81,7 +68,7 @@ const tolerance = 2e-6
 
 // TestMixed trains with every kind of rank 0, and both kinds in the majority.
 func TestMixed(t *testing.T) {
-	needTorch(t)
+	torchtest.Need(t)
 	for _, c := range []struct {
 		args  string
 		kinds []kind
@@ -117,7 +104,7 @@ func TestMixed(t *testing.T) {
 // TestSameRounding: what the two kinds of ranks differ by is a fused
 // multiply-add in PyTorch's optimizer. Told to do without, it computes Go's bits.
 func TestSameRounding(t *testing.T) {
-	needTorch(t)
+	torchtest.Need(t)
 	if runtime.GOARCH != "amd64" {
 		t.Skip("on other processors Go's compiler fuses multiplications with additions")
 	}
@@ -129,7 +116,7 @@ func TestSameRounding(t *testing.T) {
 
 // TestCompare: a mixed group trains as well as groups of one kind.
 func TestCompare(t *testing.T) {
-	needTorch(t)
+	torchtest.Need(t)
 	r := trained(t, 2, "-epochs", "3", "-compare")
 	require.Len(t, r.Compare, 2)
 	for k, c := range r.Compare {
@@ -151,7 +138,7 @@ func TestWithoutPython(t *testing.T) {
 
 // TestMismatch: the rank whose model differs says so, and the launcher blames it.
 func TestMismatch(t *testing.T) {
-	needTorch(t)
+	torchtest.Need(t)
 	for args, want := range map[string]string{
 		"-mismatch 1":           "[rank1] ddp: ranks disagree on parameter 0: rank 0 has sizes [128 64] and strides [64 1], rank 1 has layer0.weight with sizes [129 64] and strides [64 1]",
 		"-mismatch 0 -go-first": "[rank1] RuntimeError: [1]: params[0] in this process with sizes [128, 64] appears not to match sizes of the same param in process 0.",
@@ -204,8 +191,7 @@ func TestReport(t *testing.T) {
 	x := results()
 	x[1].Gradients, x[2].Buffers, x[2].Params = "h", "c", appendFloats(nil, []float32{1, 3})
 	x[1].Params = appendFloats(nil, []float32{1.5, 2})
-	r, err = newReport(kinds, x)
-	require.NoError(t, err)
+	r = must.Get(newReport(kinds, x))
 	require.False(t, r.GradsIdentical || r.BuffersIdentical || r.ParamsIdentical[goRank])
 	require.InDelta(t, 0.5, r.MaxAbs, 0)
 	require.InDelta(t, 1./3, r.MaxRel, 1e-15)
@@ -227,14 +213,11 @@ func TestReport(t *testing.T) {
 // TestLayout: a weight that package mlp has row by row of inputs lies in
 // PyTorch's order, row by row of outputs.
 func TestLayout(t *testing.T) {
-	m, err := mlp.New([]int{2, 3}, 1)
-	require.NoError(t, err)
+	m := must.Get(mlp.New([]int{2, 3}, 1))
 	copy(m.Params()[0].Value, []float32{1, 2, 3, 4, 5, 6})
 	copy(m.Params()[1].Value, []float32{7, 8, 9})
-	l, err := newLayout(m)
-	require.NoError(t, err)
-	b, err := pack(nil, l.values)
-	require.NoError(t, err)
+	l := must.Get(newLayout(m))
+	b := must.Get(pack(nil, l.values))
 	require.Equal(t, []float32{1, 4, 2, 5, 3, 6, 7, 8, 9}, floats(b))
 
 	require.NoError(t, l.offer())
@@ -257,19 +240,4 @@ func TestCentre(t *testing.T) {
 	c.forward(rows, false)
 	c.forward(nil, true)
 	require.Equal(t, int64(1), c.batches[0])
-}
-
-func TestDialect(t *testing.T) {
-	for version, want := range map[string]store.Dialect{
-		"": store.DialectUnknown, "1.13.0a0": store.DialectV1, "2.0.1": store.DialectV1,
-		"2.6.0": store.DialectV2, "2.11.0+cu130": store.DialectV2, "3.0": store.DialectV2,
-	} {
-		got, err := (&job{Torch: version}).dialect()
-		require.NoError(t, err)
-		require.Equal(t, want, got, version)
-	}
-	for version, want := range map[string]string{"2.1.2": "2.1 is neither", "two": `"two" is no version`, "2.x": `"2.x" is no version`} {
-		_, err := (&job{Torch: version}).dialect()
-		require.ErrorContains(t, err, want)
-	}
 }

@@ -2,13 +2,11 @@ package main
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 
+	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/examples/internal/dataset"
 	"github.com/c10d-go/c10d/examples/internal/mlp"
-	"github.com/c10d-go/c10d/examples/internal/sampler"
-	"github.com/c10d-go/c10d/store"
 )
 
 // job has the images and the schedule for ranks of both kinds. Python ranks get it as JSON,
@@ -48,10 +46,10 @@ func newJob(c *config, torch string) (*job, error) {
 		Images: appendFloats(nil, data.Train.Inputs), Labels: data.Train.Labels,
 		HeldOutImages: appendFloats(nil, data.HeldOut.Inputs), HeldOutLabels: data.HeldOut.Labels,
 	}
-	if _, err := j.dialect(); err != nil {
-		return nil, err
+	if strings.HasPrefix(j.Torch, "2.1.") {
+		return nil, fmt.Errorf("ddp: PyTorch %s: the store of 2.1 is neither that of 2.0 nor that of 2.2, and is not supported", j.Torch)
 	}
-	all, err := sampler.New(data.Train.Len(), c.batch, 0, 1, c.seed)
+	all, err := ddp.NewDistributedSampler(data.Train.Len(), c.batch, 0, 1, c.seed)
 	if err != nil {
 		return nil, err
 	}
@@ -73,27 +71,4 @@ func newJob(c *config, torch string) (*job, error) {
 	}
 	j.Initial, err = pack(nil, layout.values)
 	return j, err
-}
-
-// dialect returns the generation of PyTorch of the job's version.
-func (j *job) dialect() (store.Dialect, error) {
-	if j.Torch == "" { // no Python ranks
-		return store.DialectUnknown, nil
-	}
-	first, rest, _ := strings.Cut(j.Torch, ".")
-	second, _, _ := strings.Cut(rest, ".")
-	major, err := strconv.Atoi(first)
-	if err != nil {
-		return 0, fmt.Errorf("ddp: PyTorch %q is no version", j.Torch)
-	}
-	minor, err := strconv.Atoi(second)
-	switch {
-	case err != nil:
-		return 0, fmt.Errorf("ddp: PyTorch %q is no version", j.Torch)
-	case major == 2 && minor == 1:
-		return 0, fmt.Errorf("ddp: PyTorch %s: the store of 2.1 is neither that of 2.0 nor that of 2.2, and is not supported", j.Torch)
-	case major < 2 || major == 2 && minor == 0:
-		return store.DialectV1, nil
-	}
-	return store.DialectV2, nil
 }

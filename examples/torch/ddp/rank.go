@@ -11,7 +11,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/examples/internal/dataset"
 	"github.com/c10d-go/c10d/examples/internal/mlp"
@@ -21,12 +20,8 @@ import (
 
 // trainGo is a Go rank of the training that the environment names.
 func trainGo(ctx context.Context, j *job, stderr io.Writer) (r result, err error) {
-	dialect, err := j.dialect()
-	if err != nil {
-		return r, err
-	}
 	g, err := pg.Init(ctx, "env://", pg.InitOptions{Options: pg.Options{
-		Dialect: dialect, Timeout: time.Duration(j.Timeout * float64(time.Second)),
+		Timeout: time.Duration(j.Timeout * float64(time.Second)),
 	}})
 	if err != nil {
 		return r, err
@@ -49,11 +44,7 @@ func trainGo(ctx context.Context, j *job, stderr io.Writer) (r result, err error
 		return r, err
 	}
 	// After Close no other rank may need this one.
-	w, err := g.Barrier(ctx, backend.BarrierOptions{})
-	if err != nil {
-		return r, err
-	}
-	return r, w.Wait(ctx)
+	return r, g.Barrier(ctx)
 }
 
 // trainer is the model, the data and the optimizer of a Go rank.
@@ -147,7 +138,7 @@ func (t *trainer) epoch(ctx context.Context, order []int) (loss, accuracy float6
 	t.centre.forward(x, false)
 	_, right := t.model.Forward(x, y)
 	total[1] = float64(right)
-	if err := pg.AllReduceSlice(ctx, t.group, total, backend.Sum()); err != nil {
+	if err := pg.Wait(t.group.AllReduce(ctx, pg.Slice(total), pg.Sum())); err != nil {
 		return 0, 0, err
 	}
 	return total[0] / float64(len(order)), total[1] / float64(t.heldOut.Len()), nil

@@ -104,7 +104,7 @@ func train(ctx context.Context, g *pg.ProcessGroup, c *config, j *job, kinds []k
 	if err != nil {
 		return nil, err
 	}
-	return pg.AllGatherObject(ctx, g, r, pg.JSON[result]{})
+	return pg.AllGatherObject(ctx, g, r)
 }
 
 // meet hosts a store for one training on rank 0, and tells every rank where it is, by the
@@ -120,14 +120,14 @@ func meet(ctx context.Context, g *pg.ProcessGroup) (stop func(), err error) {
 		if store.IsLoopback(host) {
 			listen = net.JoinHostPort(host, "0")
 		}
-		server, err := tcp.Listen(ctx, listen, tcp.ServerOptions{})
+		server, err := tcp.Listen(ctx, listen)
 		if err != nil {
 			return nil, err
 		}
 		stop = func() { server.Close() } // the training is over
 		port[0] = int64(server.Addr().(*net.TCPAddr).Port)
 	}
-	if err := pg.BroadcastSlice(ctx, g, port, 0); err != nil {
+	if err := pg.Wait(g.Broadcast(ctx, pg.Slice(port), 0)); err != nil {
 		stop()
 		return nil, err
 	}

@@ -102,7 +102,7 @@ type goTrainer struct {
 
 func newTrainer(t *testing.T, address string) *goTrainer {
 	t.Helper()
-	p, err := weights.Listen(t.Context(), address, weights.PublisherOptions{})
+	p, err := weights.Listen(t.Context(), address)
 	require.NoError(t, err)
 	t.Cleanup(func() { p.Close() })
 	return &goTrainer{p, t}

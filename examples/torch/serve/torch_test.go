@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/must"
 )
 
 // python is Debian's, whose torch is 1.13.1.
@@ -58,8 +60,7 @@ func train(t *testing.T, listen string, args ...string) *pyTrainer {
 	p.cmd = exec.Command(python, append([]string{"trainer.py", "--listen", listen}, args...)...)
 	p.cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
 	p.cmd.Stderr = &p.stderr
-	out, err := p.cmd.StdoutPipe()
-	require.NoError(t, err)
+	out := must.Get(p.cmd.StdoutPipe())
 	require.NoError(t, p.cmd.Start())
 	go func() {
 		defer close(p.done)
@@ -175,8 +176,7 @@ func TestServe(t *testing.T) {
 			probe.Image[y] = append(probe.Image[y], s.web.images.Inputs[y*side+x]*white)
 		}
 	}
-	image, err := json.Marshal(probe)
-	require.NoError(t, err)
+	image := must.Get(json.Marshal(probe))
 	l := s.load(image)
 	first.published(at, 8)
 	one := int64(first.cmd.Process.Pid)

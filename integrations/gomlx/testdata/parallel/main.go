@@ -28,7 +28,7 @@ func main() {
 	if err := store.SetRNGStateFromSeed(1); err != nil {
 		log.Fatal(err)
 	}
-	p, err := gomlx.Init(context.Background(), gomlx.Options{})
+	p, err := gomlx.Init(context.Background())
 	if err != nil {
 		log.Fatal(err)
 	}

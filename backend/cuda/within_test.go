@@ -348,7 +348,7 @@ func TestWithinEnds(t *testing.T) {
 // everyWithin does every operation on five tensors of every dtype, with every operator and each root in turn.
 func everyWithin(t *testing.T, d driver.Driver, counts ...int) {
 	const tensors = 5
-	w := sharing{size: 1, group: "within", room: 16 << 20, cycles: 1_000_000}.world(t, d)
+	w := sharing{size: 1, group: "within", room: 32 << 20, cycles: 1_000_000}.world(t, d)
 	x := w.ranks[0]
 	done := 0
 	for _, dt := range tensor.DTypes() {
@@ -368,6 +368,7 @@ func everyWithin(t *testing.T, d driver.Driver, counts ...int) {
 					continue
 				}
 				done++
+				require.NoError(t, x.arena.clear(x))
 				require.NoError(t, x.sums(make5(), op), "%v of %d x %v", op, n, dt)
 			}
 			require.NoError(t, x.arena.clear(x))

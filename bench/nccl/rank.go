@@ -136,7 +136,10 @@ func (x *member) bytes(t *tensor.Tensor) ([]byte, error) {
 	if err := x.stream.Copy(h.Ptr(), t.Memory().(driver.Memory).Ptr(), t.ByteLen()); err != nil {
 		return nil, err
 	}
-	return bytes.Clone(h.Bytes()[:t.ByteLen()]), x.sync()
+	if err := x.sync(); err != nil {
+		return nil, err
+	}
+	return bytes.Clone(h.Bytes()[:t.ByteLen()]), nil
 }
 
 func (x *member) sync() error {

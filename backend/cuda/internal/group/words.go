@@ -56,28 +56,31 @@ func (b *Engine) tryWords(ctx context.Context, timeout time.Duration, v driver.D
 		Function: f, Grid: driver.Dim{X: 1}, Block: driver.Dim{X: 32}, Access: []driver.Access{driver.Shares(at, bytes)},
 		Args: new(driver.Args).Ptr(at).Ptr(at).Ptr(at).Uint64(0).Ptr(at + arrived).Ptr(at + release).Ptr(at + taken).Uint32(1).Uint64(uint64(wordsLimit)),
 	}
-	launched := make(chan error, 1) // the call may block until the kernel has ended
-	go func() { launched <- s.Launch(l) }()
-	var e driver.Event
-	err = b.Poll(ctx, timeout, func() (ended bool, err error) {
+	// The driver holds up its callers while it compiles a kernel for another rank of the process, which takes longer than
+	// wordsLimit. So who writes the word does not call it.
+	ended := make(chan error, 1)
+	go func() {
+		err := s.Launch(l)
+		if err == nil {
+			var e driver.Event
+			if e, err = s.Record(); err == nil {
+				err = e.Sync(context.WithoutCancel(ctx))
+				e.Release()
+			}
+		}
+		ended <- err
+	}()
+	err = b.Poll(ctx, timeout, func() (bool, error) {
 		if h.Load32(arrived) != 0 {
 			h.Store32(release, 1)
 		}
-		if e != nil {
-			return e.Done()
-		}
 		select {
-		case err = <-launched:
-			if err == nil {
-				e, err = s.Record()
-			}
+		case err := <-ended:
+			return true, err
 		default:
+			return false, nil
 		}
-		return false, err
 	})
-	if e != nil {
-		e.Release()
-	}
 	switch {
 	case err != nil:
 		h.Store32(release, 1)

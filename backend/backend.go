@@ -203,10 +203,14 @@ type Options struct {
 	// Specific are the options of the backend's own type, or nil.
 	Specific SpecificOptions
 
-	// Parent is the default group's backend of the same name, if this group is made by all ranks of the default group, and
-	// Ranks are this group's ranks there. It is nil in the default group, and in groups that only their members make.
+	// Parent is the backend of the same name of the group whose ranks all take part in making this one: the default
+	// group, or a group that is split. Ranks are this group's ranks there. Parent is nil in the default group, and in
+	// groups that only their members make.
 	Parent Backend
 	Ranks  []int
+
+	// Parts says that Parent's ranks make several groups at once, one for each part of a split.
+	Parts bool
 
 	// Failed, if not nil, is called when the group fails, before the first operation
 	// that fails by it ends, perhaps with locks held and perhaps more than once. It must

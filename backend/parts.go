@@ -7,12 +7,13 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// Splitter is a backend whose groups may be parts of the default group's, which all its ranks make together.
+// Splitter is a backend whose group all its ranks split together to make groups of some of them.
 type Splitter interface {
 	// Splits reports whether a new group is made so. Options.Parent is then this backend.
 	Splits() bool
 
-	// Outside is this rank's part in the making of a group of other ranks of the default group.
+	// Outside is called on a rank that is in none of the groups that the others make. Ranks are those of the one group
+	// that is made, nil if there may be several (Options.Parts).
 	Outside(ctx context.Context, ranks []int) error
 }
 

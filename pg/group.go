@@ -121,6 +121,8 @@ type groupSpec struct {
 	prefixes []string      // of the groups around it, outermost first
 	local    bool          // only members take part in making it
 	split    bool          // made by Split or SplitRanks
+	of       *epoch        // the group that is split
+	part     []int         // ranks in it
 	counted  int           // how many groups the counter has named, this one included
 	notice   *meet.Notice  // begun already, of the default group
 	handle   *ProcessGroup // gets a new epoch; nil for a new group
@@ -200,13 +202,17 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *meet.Notice) (*Pr
 			return nil, err
 		}
 	}
+	of, part := s.of, s.part
+	if of == nil && w.root != nil && (!s.local || len(s.ranks) == w.size) {
+		of, part = w.root.now(), s.ranks
+	}
 	if g.rank >= 0 {
-		if err := g.connect(ctx, !s.local || len(s.ranks) == w.size && !s.split); err != nil {
+		if err := g.connect(ctx, of, part); err != nil {
 			return nil, err
 		}
 	} else if !s.local {
-		if err := g.standAside(ctx); err != nil {
-			return nil, err
+		if err := of.standAside(ctx, devices, s.ranks); err != nil {
+			return nil, fmt.Errorf("pg: group %q of ranks %v, without this one: %w", g.name, g.ranks, err)
 		}
 	}
 	switch {
@@ -257,8 +263,9 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *meet.Notice) (*Pr
 }
 
 // connect makes the group's backends. One that serves several devices is made
-// once, under its first device's prefix. All says that all ranks of the default group make the group.
-func (g *epoch) connect(ctx context.Context, all bool) error {
+// once, under its first device's prefix. If all ranks of a group are making this one, of is that group, and part this
+// one's ranks in it.
+func (g *epoch) connect(ctx context.Context, of *epoch, part []int) error {
 	byName := make(map[string]backend.Backend)
 	fail := func(err error) error {
 		for _, made := range g.distinct {
@@ -280,15 +287,15 @@ func (g *epoch) connect(ctx context.Context, all bool) error {
 		if store.IsTorch1(st) {
 			st = g.tidier.noted(g.key, g.world.store, "")
 		}
-		parent, ranks := g.parent(d), g.ranks
-		if !all || parent == nil {
-			parent, ranks = nil, nil
+		parent, ranks := of.parent(d), part
+		if parent == nil {
+			ranks = nil
 		}
 		b, err := r.New(ctx, backend.Options{
 			Store: st, Rank: g.rank, Size: g.size, Timeout: g.timeout, Group: g.name,
 			Names: g.names, Device: d.Device, TLS: g.world.tls,
 			Specific: g.world.options.specific(d.Backend), Failed: g.noteFailure(),
-			Logger: g.world.options.Logger, LastSeen: g.lastSeen, Meeting: g.meeting, Parent: parent, Ranks: ranks,
+			Logger: g.world.options.Logger, LastSeen: g.lastSeen, Meeting: g.meeting, Parent: parent, Ranks: ranks, Parts: g.split,
 		})
 		if err != nil {
 			return fail(err)
@@ -308,24 +315,25 @@ func (g *epoch) connect(ctx context.Context, all bool) error {
 	return nil
 }
 
-// parent returns the default group's backend for a device, without the one that checks its calls; nil if there is none.
+// parent returns the group's backend for a device of a group that is made from it, without the one that checks its
+// calls; nil if there is none.
 func (g *epoch) parent(d backend.DeviceBackend) backend.Backend {
-	if g.world.root == nil {
+	if g == nil {
 		return nil
 	}
-	b := unchecked(g.world.root.now().backends[d.Device])
+	b := unchecked(g.backends[d.Device])
 	if b == nil || b.Name() != d.Backend {
 		return nil
 	}
 	return b
 }
 
-// standAside is a rank's part in making a group that it is not in.
-func (g *epoch) standAside(ctx context.Context) error {
-	for _, d := range g.devices {
+// standAside is a rank's part in making a group of ranks of g that it is not in.
+func (g *epoch) standAside(ctx context.Context, devices []backend.DeviceBackend, ranks []int) error {
+	for _, d := range devices {
 		if b, ok := g.parent(d).(backend.Splitter); ok && b.Splits() {
-			if err := b.Outside(ctx, g.ranks); err != nil {
-				return fmt.Errorf("pg: group %q of ranks %v, without this one: %w", g.name, g.ranks, err)
+			if err := b.Outside(ctx, ranks); err != nil {
+				return err
 			}
 		}
 	}
@@ -571,7 +579,8 @@ func (g *ProcessGroup) Split(ctx context.Context, color, key int, o ...GroupOpti
 	return g.makePart(ctx, members, color, option.Last(o))
 }
 
-// SplitRanks makes a group from each list and returns this rank's. Every member calls it with the same lists.
+// SplitRanks makes a group from each list and returns this rank's. Every member calls it with the same lists. In groups that
+// their backend splits (nccl.Options.Eager) it is PyTorch's split_group, and PyTorch's ranks may take part.
 func (g *ProcessGroup) SplitRanks(ctx context.Context, lists [][]int, o ...GroupOptions) (*ProcessGroup, error) {
 	if g.now().rank < 0 {
 		return nil, ErrNotMember
@@ -613,9 +622,6 @@ func (g *ProcessGroup) makePart(ctx context.Context, members []int, i int, o Gro
 	e := g.now()
 	n := e.splits.Add(1)
 	w, ranks := e.world, make([]int, len(members))
-	if len(members) == 0 {
-		return w.outside(fmt.Sprintf("%s:split:%d:none", e.name, n), nil, o)
-	}
 	for k, r := range members {
 		ranks[k] = e.ranks[r]
 	}
@@ -625,8 +631,25 @@ func (g *ProcessGroup) makePart(ctx context.Context, members []int, i int, o Gro
 	if o.Timeout <= 0 {
 		o.Timeout = g.Timeout()
 	}
+	if len(members) == 0 {
+		return w.inNoPart(ctx, e, fmt.Sprintf("%s:split:%d:none", e.name, n), o)
+	}
 	return w.newGroup(ctx, groupSpec{
 		name: fmt.Sprintf("%s:split:%d:%d", e.name, n, i), key: fmt.Sprintf("%s:split:%d:%d", e.key, n, i), desc: o.Description, ranks: ranks, backend: o.Backend,
-		timeout: o.Timeout, prefixes: []string{w.root.now().key}, local: true, split: true,
+		timeout: o.Timeout, prefixes: []string{w.root.now().key}, local: true, split: true, of: e, part: members,
+	})
+}
+
+// inNoPart returns the group of a rank that a split leaves out.
+func (w *world) inNoPart(ctx context.Context, of *epoch, name string, o GroupOptions) (*ProcessGroup, error) {
+	devices, err := backend.ParseDevices(o.Backend)
+	if err != nil {
+		return nil, fmt.Errorf("pg: %w", err)
+	}
+	return w.whileOpen(name, func() (*ProcessGroup, error) {
+		if err := of.standAside(ctx, devices, nil); err != nil {
+			return nil, fmt.Errorf("pg: split of group %q, in no part: %w", of.name, err)
+		}
+		return w.outside(name, nil, o)
 	})
 }

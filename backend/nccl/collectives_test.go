@@ -319,3 +319,25 @@ func TestRefused(t *testing.T) {
 	require.Zero(t, x.b.Seq())
 	w.end()
 }
+
+// TestPremulBesidePyTorch: PyTorch's ranks pass a factor of the wrong type for bfloat16, so the results would be wrong.
+func TestPremulBesidePyTorch(t *testing.T) {
+	for _, torch := range []bool{true, false} {
+		w := newWorld(t, setup{size: 2, torch: torch})
+		half := backend.AllReduceOptions{Op: backend.PreMulSum(0.5)}
+		w.each(func(x *rank) error {
+			v := x.on(values(rand.New(rand.NewPCG(1, 1)), tensor.BFloat16, 3))
+			got, err := x.b.AllReduce(x.context(), []*tensor.Tensor{v}, half)
+			if !torch {
+				x.wait(got, err)
+				return nil
+			}
+			require.ErrorIs(t, err, errors.ErrUnsupported)
+			require.ErrorContains(t, err, "premul_sum(0.5)")
+			require.ErrorContains(t, err, "multiply first, and then sum")
+			x.wait(x.b.AllReduce(x.context(), []*tensor.Tensor{x.on(floats(1))}, half))
+			return nil
+		})
+		w.end()
+	}
+}

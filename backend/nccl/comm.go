@@ -342,11 +342,11 @@ func (b *Backend) splitFor(ctx context.Context, color, key int, part *comm) erro
 		return err
 	}
 	if c == nil {
-		return errors.New("nccl: the default group has no communicator to split")
+		return fmt.Errorf("nccl: %s has no communicator to split", b.issuer.Names.Group(b.issuer.Group))
 	}
 	if err := c.split(color, key, part, b.stopped(ctx)); err != nil {
 		b.fail(err)
-		return fmt.Errorf("nccl: splitting the communicator of the default group: %w", cmp.Or(b.Err(), err))
+		return fmt.Errorf("nccl: splitting the communicator of %s: %w", b.issuer.Names.Group(b.issuer.Group), cmp.Or(b.Err(), err))
 	}
 	return nil
 }

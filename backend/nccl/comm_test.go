@@ -103,6 +103,19 @@ func TestEager(t *testing.T) {
 	w.end()
 }
 
+// TestPartsOfOlderPyTorch: which colors it gives the parts of split_group is not known.
+func TestPartsOfOlderPyTorch(t *testing.T) {
+	w := newWorld(t, setup{size: 2, torch: true, options: nccl.Options{Eager: true}})
+	w.each(func(x *rank) error {
+		o := nccl.Options{Eager: true, Driver: x.d}.With(w.lib.API(22705))
+		_, err := nccl.New(x.ctx, backend.Options{Size: 1, Group: "sub", Specific: o, Parent: x.b, Ranks: []int{x.r}, Parts: true})
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		require.ErrorContains(t, err, "PyTorch before 2.11, to which NCCL 2.27.5 belongs")
+		return nil
+	})
+	w.end()
+}
+
 // TestScalable has more ranks than meet at one root. They share a device of NCCL's stand-in each.
 func TestScalable(t *testing.T) {
 	const size = 130

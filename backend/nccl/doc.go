@@ -13,7 +13,8 @@
 //
 // Ranks of this package and of PyTorch's NCCL backend can be in one group: keys, communicators and calls are the same. Two
 // options say what the store does not: pg.Options.PyTorch, because a PyTorch rank of a group without gloo writes nothing,
-// and Options.Eager if init_process_group has a device_id.
+// and Options.Eager if init_process_group has a device_id. PREMUL_SUM of bfloat16 is refused there: PyTorch's ranks pass
+// NCCL a factor of the wrong type.
 //
 // # Calls
 //

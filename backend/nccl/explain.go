@@ -37,7 +37,7 @@ func (b *Backend) Explain() backend.Explanation {
 	}
 	if b.control != nil {
 		e.Why += "; all ranks are of this library, and tell each other of faults over backend gloo"
-	} else if b.size > 1 {
+	} else if b.besidePyTorch() {
 		e.Why += "; PyTorch's ranks may take part, so a fault shows at the timeout, or when their store tells"
 	}
 	for _, c := range calls {

@@ -95,7 +95,7 @@ func parseID(key string, v []byte) (id libnccl.UniqueID, err error) {
 	return id, nil
 }
 
-// color returns the color by which PyTorch splits the default group's communicator for a group of these ranks: what
+// color returns the color by which PyTorch's new_group splits the default group's communicator for these ranks: what
 // CPython says is the hash of the tuple, without its sign, modulo 2^31.
 func color(ranks []int) int {
 	const p1, p2, p5 uint64 = 11400714785074694791, 14029467366897019727, 2870177450012600261

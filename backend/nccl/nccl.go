@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -181,7 +182,7 @@ func New(ctx context.Context, o backend.Options) (_ *Backend, err error) {
 		}
 	}
 	b.watching.Go(b.watch)
-	if b.control == nil && b.root != nil && b.size > 1 {
+	if b.besidePyTorch() && b.root != nil {
 		b.dumpsKnown, _ = b.root.Check(ctx, dumpKey)
 		b.watching.Go(b.watchDumps)
 	}
@@ -190,7 +191,7 @@ func New(ctx context.Context, o backend.Options) (_ *Backend, err error) {
 	}
 	parent, _ := o.Parent.(*Backend)
 	if parent != nil && parent.Splits() {
-		return b, b.splitOff(ctx, parent, o.Ranks)
+		return b, b.splitOff(ctx, parent, o)
 	}
 	return b, b.connectNow(ctx)
 }
@@ -235,6 +236,9 @@ func (b *Backend) meet(ctx context.Context, o backend.Options) error {
 	return nil
 }
 
+// besidePyTorch reports whether other ranks may be PyTorch's.
+func (b *Backend) besidePyTorch() bool { return b.control == nil && b.size > 1 }
+
 // ownDevice returns the number of the rank's device if no tensor has shown it.
 func (b *Backend) ownDevice() int {
 	switch {
@@ -257,14 +261,21 @@ func (b *Backend) connectNow(ctx context.Context) error {
 	return nil
 }
 
-// splitOff makes the communicator as a part of the default group's, of those ranks of it.
-func (b *Backend) splitOff(ctx context.Context, parent *Backend, ranks []int) error {
+// splitOff makes the communicator as a part of the parent's.
+func (b *Backend) splitOff(ctx context.Context, parent *Backend, o backend.Options) error {
+	hue := color(o.Ranks)
+	if o.Parts {
+		if v := b.api.Version(); parent.besidePyTorch() && v < libnccl.LowestRankVersion {
+			return fmt.Errorf("nccl: %w: a split into parts beside PyTorch before 2.11, to which NCCL %v belongs: the colors of its parts are not known; NewGroup makes the groups one by one", errors.ErrUnsupported, v)
+		}
+		hue = slices.Min(o.Ranks)
+	}
 	b.dev = parent.dev
 	c, err := b.newComm(b.dev, b.rank, b.size)
 	if err != nil {
 		return err
 	}
-	err = parent.splitFor(ctx, color(ranks), b.rank, c)
+	err = parent.splitFor(ctx, hue, b.rank, c)
 	return errors.Join(err, b.keep(-1, c))
 }
 

@@ -290,6 +290,50 @@ func TestEagerJob(t *testing.T) {
 	}
 }
 
+// TestSplitGroup: split_group is one split of the parent's communicator, in which each part has its lowest rank as its
+// color. The second split is of a part.
+func TestSplitGroup(t *testing.T) {
+	lists := [][]int{{2, 0}, {3}}
+	for own := range 4 { // rank 1 is in no part
+		j := play(t, 4, own, pg.Options{Backend: "nccl", PyTorch: true}, nccl.Options{Eager: true}, func(x *torchRank) {
+			c := x.comm("default_pg/0//cuda//0", 4, x.rank)
+			color, key := x.rank, 0
+			switch x.rank {
+			case 1:
+				color = libnccl.NoColor
+			case 2:
+				color, key = 0, 1
+			}
+			sub, r := x.api.CommSplit(c, color, key, true)
+			x.check(r)
+			if sub != 0 {
+				x.comms["part"] = sub
+			}
+			if x.rank == 0 || x.rank == 2 {
+				x.set(float32(x.rank))
+				x.allReduce(sub, 1)
+				require.EqualValues(x, 2, x.get())
+				if x.comms["part of it"], r = x.api.CommSplit(sub, key, 0, true); r != libnccl.Success {
+					x.check(r)
+				}
+			}
+			x.allReduce(c, 1)
+			x.sync()
+		}, func(x *goRank) {
+			sub := must.Get(x.g.SplitRanks(x.ctx, lists))
+			require.Equal(x, x.rank != 1, sub.IsMember())
+			if x.rank == 0 || x.rank == 2 {
+				v := x.on(float32(x.rank))
+				must.Do(pg.Wait(sub.AllReduce(x.within(), v, pg.Sum())))
+				require.EqualValues(x, 2, x.get(v))
+				require.Equal(x, 1, must.Get(sub.SplitRanks(x.ctx, [][]int{{0}, {1}})).Size())
+			}
+			must.Do(x.g.Barrier(x.ctx))
+		})
+		require.Equal(t, []string{"default_pg/0//cuda//0"}, j.keys)
+	}
+}
+
 // TestObjects sends objects in a group that has no backend for the CPU: sizes first, then bytes as long as the longest.
 func TestObjects(t *testing.T) {
 	j := play(t, 2, 1, pg.Options{Backend: "nccl", PyTorch: true}, nccl.Options{}, func(x *torchRank) {

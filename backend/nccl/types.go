@@ -79,6 +79,10 @@ func (b *Backend) reductionOf(op work.OpType, r backend.ReduceOp, d tensor.DType
 		case libnccl.Float16:
 			scalar = binary.NativeEndian.AppendUint16(nil, uint16(tensor.F16From(float32(f))))
 		case libnccl.BFloat16:
+			if b.besidePyTorch() {
+				return reduction{}, &backend.UnsupportedError{Backend: Name, Op: fmt.Sprintf("%v of %v with operator %v beside PyTorch: its ranks pass NCCL a float32 as the factor, "+
+					"and NCCL takes its low half for a bfloat16, so the result would be wrong: multiply first, and then sum", op, d, r)}
+			}
 			scalar = binary.NativeEndian.AppendUint16(nil, uint16(tensor.BF16From(float32(f))))
 		default:
 			return reduction{}, b.lacks(fmt.Sprintf("%v of %v with operator %v", op, d, r))

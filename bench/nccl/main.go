@@ -9,6 +9,7 @@
 //
 //   - runs random operations in jobs of PyTorch ranks, and in jobs with a Go rank in each place, lazy and eager, and
 //     compares the digests of all results on all ranks
+//   - splits eager groups into parts, with a Go rank in each place, and compares the colors that NCCL logs
 //   - runs random operations among Go ranks, and compares them with backend gloo
 //   - times all_reduces of Go ranks and of PyTorch ranks, queued and in a graph
 //   - kills, stops, panics and cancels a Go rank in an all_reduce, and times the others' errors
@@ -29,6 +30,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -64,7 +66,7 @@ func main() {
 		return
 	}
 	var b bars
-	only := flag.String("only", "compare,cpu,time,faults,groups", "`parts` to run")
+	only := flag.String("only", "compare,split,cpu,time,faults,groups", "`parts` to run")
 	flag.StringVar(&b.python, "python", "python3", "Python with PyTorch; empty runs Go ranks alone")
 	flag.IntVar(&b.ranks, "ranks", 2, "`number` of ranks, and of GPUs")
 	flag.IntVar(&b.ops, "ops", 200, "`number` of random operations in a job")
@@ -109,13 +111,13 @@ func (b *bars) run(parts []string) (err error) {
 	}
 	fmt.Printf("NCCL %s, %s, %d ranks, seed %d\n", version, path, b.ranks, b.seed)
 	b.library = path
-	all := map[string]func() error{"compare": b.compare, "cpu": b.cpu, "time": b.time, "faults": b.faults, "groups": b.groups}
+	all := map[string]func() error{"compare": b.compare, "split": b.split, "cpu": b.cpu, "time": b.time, "faults": b.faults, "groups": b.groups}
 	for _, p := range parts {
 		f := all[p]
 		if f == nil {
 			return fmt.Errorf("unknown part %q", p)
 		}
-		if b.python == "" && p == "compare" {
+		if b.python == "" && (p == "compare" || p == "split") {
 			continue
 		}
 		if err := f(); err != nil {
@@ -328,6 +330,34 @@ func (b *bars) compare() error {
 			}
 			b.say(err == nil && differ == 0 && len(want[0]) >= b.ops, "%s, Go rank in place %d: %d operations on %d ranks, %d results differ%s%s", mode, place, b.ops, b.ranks, differ, first, why)
 		}
+	}
+	return nil
+}
+
+// splitLine is what NCCL logs of a split.
+var splitLine = regexp.MustCompile(`color -?[0-9]+ key [0-9]+`)
+
+// split compares PyTorch's split_group with pg's SplitRanks: colors, keys and sums of each part.
+func (b *bars) split() error {
+	job := func(python func(int) bool) (seen []string, err error) {
+		log := filepath.Join(b.dir, "nccl.")
+		all, err := b.job("split", python, "BARS_TEST_MODE=eager", "NCCL_DEBUG=INFO", "NCCL_DEBUG_FILE="+log+"%p")
+		if err != nil {
+			return nil, err
+		}
+		lines, err := ends(all)
+		for r, x := range all {
+			text, _ := os.ReadFile(log + strconv.Itoa(x.cmd.Process.Pid))
+			splits := slices.Compact(splitLine.FindAllString(string(text), -1)) // begun, ended
+			seen = append(seen, fmt.Sprintf("rank %d: %s; %s", r, strings.Join(splits, ", "), strings.Join(lines[r], ", ")))
+		}
+		return seen, err
+	}
+	want, err := job(func(int) bool { return true })
+	b.say(err == nil, "split_group, PyTorch's ranks alone: %v %v", want, err)
+	for place := range b.ranks {
+		got, err := job(func(r int) bool { return r != place })
+		b.say(err == nil && slices.Equal(got, want), "split_group, Go rank in place %d: %v %v", place, got, err)
 	}
 	return nil
 }

@@ -6,10 +6,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -53,14 +55,14 @@ func runRank(role string) error {
 		return err
 	}
 	o := pg.Options{Backend: "cpu:gloo,cuda:nccl", Timeout: 2 * time.Minute}
-	if role == "script" {
+	if role == "script" || role == "split" {
 		o.Backend, o.PyTorch = "nccl", true
 	}
 	o.BackendOptions = pg.BackendOptions{nccl.Options{Eager: os.Getenv("BARS_TEST_MODE") == "eager", Blocking: os.Getenv("BARS_TEST_BLOCKING") == "1"}}
 	if x.g, err = pg.Init(x.ctx, "env://", pg.InitOptions{Options: o}); err != nil {
 		return err
 	}
-	run := map[string]func() error{"script": x.script, "cpu": x.beside, "time": x.times, "fault": x.fault, "groups": x.groups}[role]
+	run := map[string]func() error{"script": x.script, "split": x.split, "cpu": x.beside, "time": x.times, "fault": x.fault, "groups": x.groups}[role]
 	if run == nil {
 		return fmt.Errorf("unknown role %q", role)
 	}
@@ -315,6 +317,38 @@ func (x *member) script() error {
 		if err := x.free(); err != nil {
 			return err
 		}
+	}
+	return x.g.Barrier(x.ctx)
+}
+
+// split prints the sum of each part of splits into two parts and into one, as rank.py does.
+func (x *member) split() error {
+	whole := make([]int, x.g.Size())
+	parts := make([][]int, 2)
+	for r := range whole {
+		whole[r] = r
+		parts[r%2] = append(parts[r%2], r)
+	}
+	for _, lists := range [][][]int{parts, {whole}} {
+		part, err := x.g.SplitRanks(x.ctx, lists)
+		if err != nil {
+			return err
+		}
+		v, err := tensor.Of([]float32{float32(x.g.Rank() + 1)}, 1)
+		if err != nil {
+			return err
+		}
+		if v, err = x.on(v); err != nil {
+			return err
+		}
+		if err := pg.Wait(part.AllReduce(x.within(), v, pg.Sum())); err != nil {
+			return err
+		}
+		b, err := x.bytes(v)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("split %d %.1f\n", len(lists), math.Float32frombits(binary.LittleEndian.Uint32(b)))
 	}
 	return x.g.Barrier(x.ctx)
 }

@@ -82,6 +82,11 @@ def do(k, o):
 if os.environ["BARS_TEST_ROLE"] == "script":
     for k, o in enumerate(json.load(open(os.path.join(os.environ["BARS_TEST_DIR"], "script.json")))):
         print(k, o["op"], o["dtype"], digest(do(k, o)), flush=True)
+elif os.environ["BARS_TEST_ROLE"] == "split":
+    for lists in ([list(range(i, size, 2)) for i in range(2)], [list(range(size))]):
+        t = torch.full((1,), rank + 1.0, device=where)
+        dist.all_reduce(t, group=dist.split_group(split_ranks=lists))
+        print("split", len(lists), t.item(), flush=True)
 else:
     for power in range(2, 31, 4):
         t = torch.zeros((1 << power) // 4, device=where)

@@ -98,6 +98,7 @@ const (
 	oldest              Version = 21400 // non-blocking init
 	ScalableVersion     Version = 22300 // several roots
 	TorchPairsVersion   Version = 22600 // PyTorch 2.7 and later come with it
+	LowestRankVersion   Version = 22800 // PyTorch 2.11 comes with it: the color of a part is its lowest rank
 	float8Version       Version = 22400
 	splitVersion        Version = 21800
 	configVersion               = 21400 // of the structure that is passed

@@ -89,6 +89,7 @@
 //
 // # Limits
 //
-// Tensors are in host memory on both sides. Versions go over TCP to each receiver, not from receiver to receiver. Only the
+// Tensors are in host memory on both sides; package pg/pgweights of the core broadcasts device memory in a process group.
+// Versions go over TCP to each receiver, not from receiver to receiver. Only the
 // publisher for PyTorch makes values narrower.
 package weights

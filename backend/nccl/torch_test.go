@@ -2,6 +2,7 @@ package nccl_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/c10d-go/c10d/backend/nccl/internal/ncclsim"
 	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
+	"github.com/c10d-go/c10d/pg/pgweights"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/tensor"
@@ -350,6 +352,55 @@ func TestObjects(t *testing.T) {
 		require.Equal(x, []int{11, 345}, must.Get(pg.AllGatherObject(x.ctx, x.g, 345)))
 	})
 	require.Equal(t, "CommInit 1 of 2, 1 ids; AllGather 1 int64; AllGather 3 uint8; CommFinalize; CommAbort", j.calls.take(1))
+}
+
+// TestWeights has a publisher of PyTorch's and one of Go's send parameters into device memory.
+func TestWeights(t *testing.T) {
+	const text = `{"version": 7, "params": [{"name": "w", "dtype": "float32", "shape": [4]}, {"name": "b", "dtype": "float32", "shape": []}]}`
+	receive := func(x *goRank) {
+		own := map[string]*tensor.Tensor{}
+		version := must.Get(pgweights.Receive(x.within(), x.g, 0, func(p pgweights.Param) (_ *tensor.Tensor, err error) {
+			n := 1
+			for _, k := range p.Shape {
+				n *= k
+			}
+			own[p.Name], err = tensor.OnDevice(p.DType, x.on(make([]float32, n)...).Memory(), p.Shape...)
+			return own[p.Name], err
+		}))
+		require.EqualValues(x, 7, version)
+		require.EqualValues(x, 2, x.get(own["w"]))
+		require.EqualValues(x, 3, x.get(own["b"]))
+	}
+	j := play(t, 2, 1, pg.Options{Backend: "nccl", PyTorch: true}, nccl.Options{}, func(x *torchRank) {
+		c := x.comm("default_pg/0//cuda//0", 2, x.rank)
+		list := must.Get(x.dev.Alloc(256))
+		defer list.Close()
+		h := must.Get(x.m0().AllocHost(256))
+		defer h.Close()
+		x.m0().HostAccess("list", driver.Writes(h.Ptr(), h.Len()))
+		binary.LittleEndian.PutUint64(h.Bytes(), uint64(len(text)))
+		copy(h.Bytes()[8:], text)
+		must.Do(x.stream.Copy(list.Ptr(), h.Ptr(), h.Len()))
+		x.sync()
+		broadcast := func(p driver.Ptr, n int, d libnccl.DataType) { x.check(x.api.Broadcast(p, p, n, d, 0, c, x.stream)) }
+		broadcast(list.Ptr(), 1, libnccl.Int64)
+		broadcast(list.Ptr()+8, len(text), libnccl.Uint8)
+		x.set(2)
+		broadcast(x.word.Ptr(), 4, libnccl.Float32)
+		x.set(3)
+		broadcast(x.word.Ptr(), 1, libnccl.Float32)
+		x.sync()
+	}, receive)
+	require.Equal(t, fmt.Sprintf("CommInit 1 of 2, 1 ids; Broadcast 1 int64 root 0; Broadcast %d uint8 root 0; Broadcast 4 float32 root 0; Broadcast 1 float32 root 0; CommFinalize; CommAbort", len(text)), j.calls.take(1))
+
+	among(t, 3, pg.Options{}, func(ctx context.Context, x *goRank) {
+		if x.rank > 0 {
+			receive(x)
+			return
+		}
+		b := must.Get(tensor.OnDevice(tensor.Float32, x.on(3).Memory()))
+		must.Do(pgweights.Publish(x.within(), x.g, 7, []pgweights.Named{{Name: "w", Tensor: x.on(2, 4, 6, 8)}, {Name: "b", Tensor: b}}))
+	})
 }
 
 // TestBatch has the messages of a batch in one group of NCCL's, on the group's communicator.

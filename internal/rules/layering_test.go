@@ -166,6 +166,7 @@ var layers = []layer{
 	{"pg/default.go", []string{"backend/gloo"}},
 	{"pg", []string{"tensor", "work", "trace", "store", "store/tcp", "backend", "backend/detail", "internal/credentials", "internal/launch", "internal/meet", "internal/membership", "internal/rankpage", "internal/waiting"}},
 	{"pg/gobcodec", nil},
+	{"pg/pgweights", []string{"tensor", "work", "pg"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},
 	{"weights", []string{ // a module of its own

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -117,7 +118,7 @@ dist.barrier()
 `
 	_, port, err := net.SplitHostPort(freeport.Loopback(t))
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), pgtest.Timeout)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	cmd := torchtest.Command(ctx, t, "-c", program, port)
 	var said strings.Builder

@@ -506,7 +506,7 @@ func TestRedisLosesKeys(t *testing.T) {
 			t.Parallel()
 			server := newTestRedis(t, tc.args...)
 			at := newVirtualAddress(t, server.addr)
-			ctx, cancel := context.WithTimeout(t.Context(), 2*elasticLimit)
+			ctx, cancel := context.WithTimeout(t.Context(), 12*elasticLimit)
 			defer cancel()
 			var groups [3]*ProcessGroup
 			each := func(f func(rank int) error) {

@@ -43,7 +43,7 @@ type operation struct {
 	over bool
 }
 
-// enqueuer makes the calls of an operation on the communicator's thread. After an error it makes none.
+// enqueuer makes the calls of an operation. After an error it makes none.
 type enqueuer struct {
 	b    *Backend
 	c    *comm
@@ -229,9 +229,6 @@ func (b *Backend) start(o *operation, q call, dev int, s driver.Stream, before [
 			q.enqueue(x)
 			return x.err
 		})
-		if err == nil && !b.options.Blocking {
-			err = o.c.await("GroupEnd", b.stopped(q.ctx)) // then the stream has it
-		}
 		if err == nil && q.then != nil {
 			q.then(x)
 			err = x.err

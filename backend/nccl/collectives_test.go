@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
-	"github.com/c10d-go/c10d/backend/nccl"
 	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -195,21 +194,19 @@ func lists2(s script) []int {
 // TestRandomOperations compares rows of operations with backend gloo.
 func TestRandomOperations(t *testing.T) {
 	for _, size := range []int{1, 2, 3, 4} {
-		for _, blocking := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%d ranks, blocking %v", size, blocking), func(t *testing.T) {
-				seed := must.Seed(t)
-				w := newWorld(t, setup{size: size, options: nccl.Options{Blocking: blocking}})
-				w.each(func(x *rank) error {
-					s := script{rand.New(rand.NewPCG(seed, 1)), size}
-					own := rand.New(rand.NewPCG(seed, uint64(x.r+2)))
-					for k := range 60 {
-						x.do(s, own, k)
-					}
-					return nil
-				})
-				w.end()
+		t.Run(fmt.Sprintf("%d ranks", size), func(t *testing.T) {
+			seed := must.Seed(t)
+			w := newWorld(t, setup{size: size})
+			w.each(func(x *rank) error {
+				s := script{rand.New(rand.NewPCG(seed, 1)), size}
+				own := rand.New(rand.NewPCG(seed, uint64(x.r+2)))
+				for k := range 60 {
+					x.do(s, own, k)
+				}
+				return nil
 			})
-		}
+			w.end()
+		})
 	}
 }
 

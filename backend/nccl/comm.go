@@ -14,56 +14,60 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// comm is a communicator. A goroutine with a thread of its own, on which the device is current, makes its calls; only
-// an abort comes from elsewhere.
+// comm is a communicator. Its calls block, as PyTorch's do: NCCL starts a thread for each that does not.
 type comm struct {
 	b          *Backend
 	rank, size int
 	dev        driver.Device
 	stream     driver.Stream // for calls that are part of no other
-	calls      chan func()
-	left       chan struct{} // closed when the thread has ended
 
 	handle atomic.Uintptr // 0 before and after its life
-	use    sync.Mutex     // held during a call that has the handle
+	use    sync.Mutex     // held during a call that has the handle; only an abort comes beside it
 }
 
 var errAborted = errors.New("the communicator was aborted")
 
-// newComm returns a communicator without a handle. Its calls can be made.
+// newComm returns a communicator without a handle.
 func (b *Backend) newComm(dev driver.Device, rank, size int) (*comm, error) {
-	e, ok := dev.(driver.Enterer)
-	if !ok {
+	if _, ok := dev.(driver.Enterer); !ok {
 		return nil, fmt.Errorf("nccl: driver %s does not let a thread have a device", b.driver.Name())
 	}
 	s, err := dev.NewStream(driver.StreamOptions{Name: "nccl"})
 	if err != nil {
 		return nil, err
 	}
-	c := &comm{b: b, rank: rank, size: size, dev: dev, stream: s, calls: make(chan func()), left: make(chan struct{})}
-	entered := make(chan error)
-	go func() {
-		defer close(c.left)
-		leave, err := e.Enter()
-		if entered <- err; err != nil {
-			return
-		}
-		defer leave()
-		for f := range c.calls {
-			f()
-		}
-	}()
-	if err := <-entered; err != nil {
-		return nil, errors.Join(err, s.Close())
-	}
-	return c, nil
+	return &comm{b: b, rank: rank, size: size, dev: dev, stream: s}, nil
 }
 
-// do runs f on the communicator's thread.
+// do runs f on a thread that has the device.
 func (c *comm) do(f func() error) error {
+	leave, err := c.dev.(driver.Enterer).Enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return f()
+}
+
+// together runs f, which waits for the other ranks, and returns when f does or stop says why not to wait. NCCL cannot
+// end such a call. So it stays behind with its thread, and what it makes after all is aborted.
+func (c *comm) together(made *comm, stop func() error, f func() error) error {
 	done := make(chan error, 1)
-	c.calls <- func() { done <- f() }
-	return <-done
+	go func() { done <- c.do(f) }()
+	for began := time.Now(); ; driver.Pause(began) {
+		select {
+		case err := <-done:
+			return err
+		default:
+		}
+		if err := stop(); err != nil {
+			go func() {
+				<-done
+				made.abort()
+			}()
+			return err
+		}
+	}
 }
 
 // with calls f with the handle.
@@ -80,22 +84,6 @@ func (c *comm) with(f func(h libnccl.Comm) error) error {
 // call makes one of NCCL's calls.
 func (c *comm) call(name string, f func(h libnccl.Comm) libnccl.Result) error {
 	return c.with(func(h libnccl.Comm) error { return libnccl.Check(c.b.api, h, name, f(h)) })
-}
-
-// await polls until no call is in progress, or stop returns an error.
-func (c *comm) await(name string, stop func() error) error {
-	for began := time.Now(); ; driver.Pause(began) {
-		state, err := c.state()
-		if err != nil {
-			return err
-		}
-		if state != libnccl.InProgress {
-			return c.with(func(h libnccl.Comm) error { return libnccl.Check(c.b.api, h, name, state) })
-		}
-		if err := stop(); err != nil {
-			return err
-		}
-	}
 }
 
 // polled returns an error that NCCL has found by itself. It finds none while a call blocks.
@@ -115,49 +103,25 @@ func (c *comm) polled() error {
 	return libnccl.Check(c.b.api, h, "CommGetAsyncError", r)
 }
 
-// state returns what CommGetAsyncError says.
-func (c *comm) state() (state libnccl.Result, err error) {
-	err = c.call("CommGetAsyncError", func(h libnccl.Comm) (r libnccl.Result) {
-		state, r = c.b.api.CommAsyncError(h)
-		return r
-	})
-	return state, err
-}
-
 // connect makes the communicator from ids, with the other ranks.
 func (c *comm) connect(ids []libnccl.UniqueID, stop func() error) error {
-	return c.do(func() error {
-		h, r := c.b.api.CommInit(ids, c.size, c.rank, c.b.options.Blocking)
-		return c.made("CommInitRank", h, r, stop)
+	return c.together(c, stop, func() error {
+		h, r := c.b.api.CommInit(ids, c.size, c.rank)
+		c.handle.Store(uintptr(h))
+		return libnccl.Check(c.b.api, h, "CommInitRank", r)
 	})
 }
 
-func (c *comm) made(call string, h libnccl.Comm, r libnccl.Result, stop func() error) error {
-	c.handle.Store(uintptr(h))
-	if err := libnccl.Check(c.b.api, h, call, r); err != nil {
-		return err
-	}
-	return c.await(call, stop)
-}
-
-// split makes c, a part of this communicator. C is nil on a rank that is in no part.
+// split makes part, a part of this communicator. Part is nil on a rank that is in none.
 func (c *comm) split(color, key int, part *comm, stop func() error) error {
-	return c.do(func() error {
-		var h libnccl.Comm
-		err := c.call("CommSplit", func(parent libnccl.Comm) (r libnccl.Result) {
-			h, r = c.b.api.CommSplit(parent, color, key, c.b.options.Blocking)
+	return c.together(part, stop, func() error {
+		return c.call("CommSplit", func(parent libnccl.Comm) libnccl.Result {
+			h, r := c.b.api.CommSplit(parent, color, key)
+			if part != nil {
+				part.handle.Store(uintptr(h))
+			}
 			return r
 		})
-		if part != nil {
-			part.handle.Store(uintptr(h))
-		}
-		if err == nil {
-			err = c.await("CommSplit", stop)
-		}
-		if err == nil && part != nil {
-			err = part.await("CommSplit", stop)
-		}
-		return err
 	})
 }
 
@@ -167,6 +131,9 @@ const patience = 100 * time.Millisecond
 
 // abort ends the communicator's kernels and calls. Calls after it return errAborted.
 func (c *comm) abort() {
+	if c == nil {
+		return
+	}
 	locked := c.use.TryLock()
 	for began := time.Now(); !locked && time.Since(began) < patience; locked = c.use.TryLock() {
 		time.Sleep(time.Millisecond)
@@ -184,19 +151,10 @@ func (c *comm) abort() {
 
 // finalize ends the communicator together with the other ranks. When limit is over it aborts.
 func (c *comm) finalize(limit time.Duration) {
-	end := time.Now().Add(limit)
-	t := time.AfterFunc(limit+patience, c.abort) // in blocking mode the call itself waits
+	t := time.AfterFunc(limit, c.abort)
 	defer t.Stop()
 	err := c.do(func() error {
 		err := c.call("CommFinalize", func(h libnccl.Comm) libnccl.Result { return c.b.api.CommFinalize(h) })
-		if err == nil {
-			err = c.await("CommFinalize", func() error {
-				if time.Now().After(end) {
-					return work.ErrTimeout
-				}
-				return nil
-			})
-		}
 		if err != nil {
 			return err
 		}
@@ -208,13 +166,6 @@ func (c *comm) finalize(limit time.Duration) {
 	if err != nil {
 		c.abort()
 	}
-}
-
-// close ends the thread. The communicator has ended.
-func (c *comm) close() error {
-	close(c.calls)
-	<-c.left
-	return c.stream.Close()
 }
 
 // groupComm returns the group's communicator and makes it first if there is none. All ranks come.
@@ -292,7 +243,7 @@ func (b *Backend) connect(ctx context.Context, deadline time.Time, rank, size in
 	}
 	if err = c.connect(all, b.stopped(ctx)); err != nil {
 		c.abort()
-		return nil, errors.Join(cmp.Or(b.Err(), err), c.close())
+		return nil, errors.Join(cmp.Or(b.Err(), err), c.stream.Close())
 	}
 	return c, nil
 }

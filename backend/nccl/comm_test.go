@@ -183,8 +183,9 @@ func pair(t *testing.T, f func(r int, lib *ncclsim.Library, o *nccl.Options, bo 
 			}
 		}
 		ending.Wait()
+		lib.Close()
+		require.Eventually(t, func() bool { return lib.Open() == 0 }, patience, time.Millisecond)
 		require.Empty(t, lib.Violations())
-		require.Zero(t, lib.Open())
 		require.NoError(t, m.Close())
 		st.Close()
 	}

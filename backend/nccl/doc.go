@@ -18,8 +18,8 @@
 //
 // # Calls
 //
-// A call returns when its stream has the operation. The first one on a communicator waits for the other ranks. Work.Wait
-// waits for the device, and Work.Synchronize has a stream wait. In a stream that is captured ([driver.Capture]) the
+// A call returns when its stream has the operation. The first one on a communicator waits for the other ranks, at most
+// until its context ends; NCCL's own wait then goes on without it, on a thread of its own. Work.Wait waits for the device, and Work.Synchronize has a stream wait. In a stream that is captured ([driver.Capture]) the
 // operation becomes part of the graph, if it is made in that stream (cuda.InStream). Make one such call before.
 //
 // What NCCL has not is refused: tags, receiving from any rank, bitwise operators, own operators, sparse tensors, several

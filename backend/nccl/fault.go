@@ -88,31 +88,27 @@ func (b *Backend) fail(err error) {
 		}
 		b.mu.Lock()
 		comms := slices.Collect(maps.Values(b.comms))
-		b.mu.Unlock()
-		var ending sync.WaitGroup
-		for _, c := range comms {
-			ending.Go(c.abort)
-		}
-		ended := make(chan struct{})
-		go func() {
-			ending.Wait()
-			close(ended)
-		}()
-		t := time.NewTimer(abortLimit)
-		defer t.Stop()
-		select {
-		case <-ended:
-		case <-t.C:
-		}
-		b.mu.Lock()
 		all := b.pending
 		b.pending = nil
 		b.mu.Unlock()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			var ending sync.WaitGroup
+			for _, c := range comms {
+				ending.Go(c.abort)
+			}
+			ending.Wait()
+		}()
 		ctx, cancel := context.WithTimeout(context.Background(), abortLimit)
 		defer cancel()
-		for _, o := range all {
+		for _, o := range all { // NCCL ends the kernels first, and frees the communicator for a long time after that
 			o.leave(ctx)
 			o.finish(b.named(o.Info(), err))
+		}
+		select {
+		case <-ended:
+		case <-ctx.Done():
 		}
 	})
 }

@@ -42,25 +42,23 @@ func blames(t *testing.T, w *work.Work, peer int, kind error) {
 
 // TestCancel ends an operation on all ranks. Its kernels end too, or the machine could not close.
 func TestCancel(t *testing.T) {
-	for _, blocking := range []bool{false, true} {
-		w := newWorld(t, setup{size: 3, options: nccl.Options{Blocking: blocking}})
-		ctx, cancel := context.WithCancel(w.ranks[1].context())
-		works := w.begin(2, func(x *rank) context.Context {
-			if x.r == 1 {
-				return ctx
-			}
-			return x.context()
-		}, 0)
-		began := time.Now()
-		cancel()
-		blames(t, works[1], 1, work.ErrCanceled)
-		blames(t, works[0], 1, work.ErrCanceled)
-		require.Less(t, time.Since(began), 5*time.Second)
-		err := must.Err(w.ranks[2].b.Barrier(w.ctx, backend.BarrierOptions{}))
-		require.ErrorIs(t, err, work.ErrCanceled, "a rank that has not called hears of it")
-		require.ErrorIs(t, must.Err(w.ranks[0].b.Barrier(w.ctx, backend.BarrierOptions{})), work.ErrCanceled)
-		w.end()
-	}
+	w := newWorld(t, setup{size: 3})
+	ctx, cancel := context.WithCancel(w.ranks[1].context())
+	works := w.begin(2, func(x *rank) context.Context {
+		if x.r == 1 {
+			return ctx
+		}
+		return x.context()
+	}, 0)
+	began := time.Now()
+	cancel()
+	blames(t, works[1], 1, work.ErrCanceled)
+	blames(t, works[0], 1, work.ErrCanceled)
+	require.Less(t, time.Since(began), 5*time.Second)
+	err := must.Err(w.ranks[2].b.Barrier(w.ctx, backend.BarrierOptions{}))
+	require.ErrorIs(t, err, work.ErrCanceled, "a rank that has not called hears of it")
+	require.ErrorIs(t, must.Err(w.ranks[0].b.Barrier(w.ctx, backend.BarrierOptions{})), work.ErrCanceled)
+	w.end()
 }
 
 // TestTimeout names the rank that has not made the call.
@@ -104,25 +102,21 @@ func TestPeerLeft(t *testing.T) {
 
 // TestClose ends what is pending, and finalizes together with the other ranks.
 func TestClose(t *testing.T) {
-	for _, blocking := range []bool{false, true} {
-		w := newWorld(t, setup{size: 2, options: nccl.Options{Blocking: blocking}})
-		works := w.begin(1, (*rank).context, 0)
-		require.NoError(t, w.ranks[0].b.Close())
-		require.ErrorIs(t, works[0].Err(), work.ErrClosed)
-		require.ErrorIs(t, must.Err(w.ranks[0].b.Barrier(w.ctx, backend.BarrierOptions{})), work.ErrClosed)
-		w.end()
-	}
+	w := newWorld(t, setup{size: 2})
+	works := w.begin(1, (*rank).context, 0)
+	require.NoError(t, w.ranks[0].b.Close())
+	require.ErrorIs(t, works[0].Err(), work.ErrClosed)
+	require.ErrorIs(t, must.Err(w.ranks[0].b.Barrier(w.ctx, backend.BarrierOptions{})), work.ErrClosed)
+	w.end()
 }
 
 // TestCloseAlone: the other ranks do not close, as PyTorch 2.6 does not.
 func TestCloseAlone(t *testing.T) {
-	for _, blocking := range []bool{false, true} {
-		w := newWorld(t, setup{size: 2, torch: true, options: nccl.Options{Blocking: blocking}})
-		w.each(func(x *rank) error { x.wait(x.b.Barrier(x.context(), backend.BarrierOptions{})); return nil })
-		require.NoError(t, w.ranks[0].b.Close())
-		require.NoError(t, w.ranks[1].b.Close())
-		w.end()
-	}
+	w := newWorld(t, setup{size: 2, torch: true})
+	w.each(func(x *rank) error { x.wait(x.b.Barrier(x.context(), backend.BarrierOptions{})); return nil })
+	require.NoError(t, w.ranks[0].b.Close())
+	require.NoError(t, w.ranks[1].b.Close())
+	w.end()
 }
 
 // TestDeath: a rank's process ends, or is stopped. The error of the other ranks names it, at once or at the timeout.

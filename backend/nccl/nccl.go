@@ -68,10 +68,6 @@ type Options struct {
 	// that if init_process_group has a device_id. They need the same.
 	Eager bool
 
-	// Blocking has the calls of a communicator block, as PyTorch's do. Then NCCL starts no thread for each call. But the
-	// making of a communicator, and a call that connects ranks, end with the other ranks only, and not with a context.
-	Blocking bool
-
 	// DumpPyTorch makes PyTorch's ranks dump their flight recorders and end, a minute or so after this rank's group has
 	// failed. Without it they wait for their timeout.
 	DumpPyTorch bool
@@ -370,7 +366,7 @@ func (b *Backend) Close() error {
 		}
 		ending.Wait()
 		for _, c := range comms {
-			errs = append(errs, c.close())
+			errs = append(errs, c.stream.Close())
 		}
 		for _, m := range append(held, b.word) {
 			if m != nil {

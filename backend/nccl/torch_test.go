@@ -66,7 +66,7 @@ func (x *torchRank) comm(key string, size, rank int) libnccl.Comm {
 		x.check(r)
 		must.Do(x.st.Set(x.ctx, key, id[:]))
 	}
-	c, r := x.api.CommInit([]libnccl.UniqueID{libnccl.UniqueID(must.Get(x.st.Get(x.ctx, key)))}, size, rank, true)
+	c, r := x.api.CommInit([]libnccl.UniqueID{libnccl.UniqueID(must.Get(x.st.Get(x.ctx, key)))}, size, rank)
 	x.check(r)
 	x.comms[key] = c
 	return c
@@ -265,7 +265,7 @@ func TestEagerJob(t *testing.T) {
 				if i := slices.Index(ranks, x.rank); i >= 0 {
 					color, key = nccl.Color(ranks), i
 				}
-				sub, r := x.api.CommSplit(c, color, key, true)
+				sub, r := x.api.CommSplit(c, color, key)
 				x.check(r)
 				if sub != 0 {
 					x.comms[fmt.Sprint(g)] = sub
@@ -306,7 +306,7 @@ func TestSplitGroup(t *testing.T) {
 			case 2:
 				color, key = 0, 1
 			}
-			sub, r := x.api.CommSplit(c, color, key, true)
+			sub, r := x.api.CommSplit(c, color, key)
 			x.check(r)
 			if sub != 0 {
 				x.comms["part"] = sub
@@ -315,7 +315,7 @@ func TestSplitGroup(t *testing.T) {
 				x.set(float32(x.rank))
 				x.allReduce(sub, 1)
 				require.EqualValues(x, 2, x.get())
-				if x.comms["part of it"], r = x.api.CommSplit(sub, key, 0, true); r != libnccl.Success {
+				if x.comms["part of it"], r = x.api.CommSplit(sub, key, 0); r != libnccl.Success {
 					x.check(r)
 				}
 			}

@@ -387,13 +387,13 @@ func last(l []string) string {
 
 // time prints a row for each size: host and device time of a call, of Go's ranks and of PyTorch's.
 func (b *bars) time() error {
-	kinds := map[string]func(int) bool{"Go": goRanks, "Go, blocking": goRanks}
+	kinds := map[string]func(int) bool{"Go": goRanks}
 	if b.python != "" {
 		kinds["PyTorch"] = func(int) bool { return true }
 	}
 	rows := map[string][][3]float64{} // bytes, us of the host, us of a call
 	for name, kind := range kinds {
-		all, err := b.job("time", kind, "BARS_TEST_MODE=lazy", "BARS_TEST_BLOCKING="+map[bool]string{true: "1"}[name == "Go, blocking"])
+		all, err := b.job("time", kind, "BARS_TEST_MODE=lazy")
 		if err != nil {
 			return err
 		}
@@ -412,11 +412,9 @@ func (b *bars) time() error {
 	}
 	for _, how := range []string{"queued", "graph"} {
 		for i, t := range rows["PyTorch "+how] {
-			for _, name := range []string{"Go", "Go, blocking"} {
-				if r := rows[name+" "+how]; i < len(r) {
-					b.say(r[i][2] <= 1.03*t[2] && (how == "graph" || r[i][1] <= t[1]), "%s all_reduce of %.0f B, %s: %.1f us a call (%.1f on the host), PyTorch %.1f us (%.1f): %.2f of its time",
-						how, t[0], name, r[i][2], r[i][1], t[2], t[1], r[i][2]/t[2])
-				}
+			if r := rows["Go "+how]; i < len(r) {
+				b.say(r[i][2] <= 1.03*t[2] && (how == "graph" || r[i][1] <= t[1]), "%s all_reduce of %.0f B: %.1f us a call (%.1f on the host), PyTorch %.1f us (%.1f): %.2f of its time",
+					how, t[0], r[i][2], r[i][1], t[2], t[1], r[i][2]/t[2])
 			}
 		}
 	}

@@ -58,7 +58,7 @@ func runRank(role string) error {
 	if role == "script" || role == "split" {
 		o.Backend, o.PyTorch = "nccl", true
 	}
-	o.BackendOptions = pg.BackendOptions{nccl.Options{Eager: os.Getenv("BARS_TEST_MODE") == "eager", Blocking: os.Getenv("BARS_TEST_BLOCKING") == "1"}}
+	o.BackendOptions = pg.BackendOptions{nccl.Options{Eager: os.Getenv("BARS_TEST_MODE") == "eager"}}
 	if x.g, err = pg.Init(x.ctx, "env://", pg.InitOptions{Options: o}); err != nil {
 		return err
 	}

@@ -124,8 +124,8 @@ type API interface {
 
 	// CommInit is CommInitRankScalable, or CommInitRankConfig if there is one id and the library has no other. The
 	// communicator is of use once CommAsyncError says Success.
-	CommInit(ids []UniqueID, size, rank int, blocking bool) (Comm, Result)
-	CommSplit(c Comm, color, key int, blocking bool) (Comm, Result)
+	CommInit(ids []UniqueID, size, rank int) (Comm, Result)
+	CommSplit(c Comm, color, key int) (Comm, Result)
 	CommFinalize(c Comm) Result
 	CommDestroy(c Comm) Result
 	CommAbort(c Comm) Result

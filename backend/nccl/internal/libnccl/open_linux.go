@@ -148,14 +148,12 @@ func (f *frame) out(i int) uintptr {
 
 // setting returns the address of an ncclConfig_t of version 2.14, which all later ones take. What is newer keeps its
 // default.
-func (f *frame) setting(blocking bool) uintptr {
+func (f *frame) setting() uintptr {
 	clear(f.config[:])
 	binary.NativeEndian.PutUint64(f.config[0:], configSize)
 	binary.NativeEndian.PutUint32(f.config[8:], configMagic)
 	binary.NativeEndian.PutUint32(f.config[12:], configVersion)
-	if blocking {
-		binary.NativeEndian.PutUint32(f.config[16:], 1)
-	}
+	binary.NativeEndian.PutUint32(f.config[16:], 1) // blocking: else a split writes its result after the call
 	unset := int32(unsetInt)
 	binary.NativeEndian.PutUint32(f.config[20:], uint32(unset))
 	return uintptr(unsafe.Pointer(&f.config[0]))
@@ -191,11 +189,11 @@ func (t *table) UniqueID() (UniqueID, Result) {
 	return f.ids[0], r
 }
 
-func (t *table) CommInit(ids []UniqueID, size, rank int, blocking bool) (Comm, Result) {
+func (t *table) CommInit(ids []UniqueID, size, rank int) (Comm, Result) {
 	f := newFrame()
 	defer f.free()
 	f.ids = append([]UniqueID(nil), ids...)
-	at, comm, setting := uintptr(unsafe.Pointer(&f.ids[0])), f.out(0), f.setting(blocking)
+	at, comm, setting := uintptr(unsafe.Pointer(&f.ids[0])), f.out(0), f.setting()
 	var r Result
 	switch {
 	case t.at[fnCommInitRankScalable] != 0:
@@ -214,13 +212,13 @@ func (t *table) CommInit(ids []UniqueID, size, rank int, blocking bool) (Comm, R
 	return Comm(f.outs[0]), r
 }
 
-func (t *table) CommSplit(c Comm, color, key int, blocking bool) (Comm, Result) {
+func (t *table) CommSplit(c Comm, color, key int) (Comm, Result) {
 	if t.at[fnCommSplit] == 0 {
 		return 0, InvalidUsage
 	}
 	f := newFrame()
 	defer f.free()
-	r := t.call(fnCommSplit, f, uintptr(c), number(color), number(key), f.out(0), f.setting(blocking))
+	r := t.call(fnCommSplit, f, uintptr(c), number(color), number(key), f.out(0), f.setting())
 	return Comm(f.outs[0]), r
 }
 

@@ -5,9 +5,6 @@
 // operations that differ from rank to rank. Those match by their order, as NCCL's do. An operation is one kernel of each
 // rank, so the simulator finds memory that nothing orders. A kernel waits until all ranks' have begun, or until its own
 // rank aborts.
-//
-// In non-blocking mode a call returns InProgress, and its kernels are enqueued at the second CommAsyncError: a caller that
-// goes on before finds nothing in the stream.
 package ncclsim
 
 import (
@@ -46,6 +43,7 @@ type Library struct {
 	launches map[uint64]*launch
 	factors  map[libnccl.RedOp]float64
 	wrong    []string
+	closed   bool
 }
 
 // New returns the library of a machine.
@@ -97,23 +95,20 @@ func newClique(size int) *clique {
 
 // member is a rank's end of a communicator.
 type member struct {
-	handle   libnccl.Comm
-	c        *clique
-	rank     int
-	dev      *sim.Device
-	blocking bool
-	failed   libnccl.Result // Success while it works
-	why      string
-	pending  []func() error // launches of a non-blocking call
-	polls    int
-	module   driver.Module
-	kernel   driver.Function
-	last     driver.Stream
-	number   int // of the next collective, counted where it runs
-	splits   int
-	running  int
-	final    bool
-	aborted  bool
+	handle  libnccl.Comm
+	c       *clique
+	rank    int
+	dev     *sim.Device
+	failed  libnccl.Result // Success while it works
+	why     string
+	module  driver.Module
+	kernel  driver.Function
+	last    driver.Stream
+	number  int // of the next collective, counted where it runs
+	splits  int
+	running int
+	final   bool
+	aborted bool
 }
 
 // thread is what NCCL keeps for a thread.
@@ -265,7 +260,7 @@ func (l *Library) trace(v *sim.Device, format string, args ...any) {
 }
 
 // join makes a member of a device; its clique and rank may follow. The caller holds l.mu.
-func (l *Library) join(v *sim.Device, blocking bool) (*member, libnccl.Result) {
+func (l *Library) join(v *sim.Device) (*member, libnccl.Result) {
 	mod, err := v.Load(sim.Image(kernelName))
 	if err != nil {
 		return nil, libnccl.SystemError
@@ -275,12 +270,12 @@ func (l *Library) join(v *sim.Device, blocking bool) (*member, libnccl.Result) {
 		return nil, libnccl.SystemError
 	}
 	l.next++
-	m := &member{handle: l.next, dev: v, blocking: blocking, module: mod, kernel: f}
+	m := &member{handle: l.next, dev: v, module: mod, kernel: f}
 	l.members[m.handle] = m
 	return m, libnccl.Success
 }
 
-func (a *api) CommInit(ids []libnccl.UniqueID, size, rank int, blocking bool) (libnccl.Comm, libnccl.Result) {
+func (a *api) CommInit(ids []libnccl.UniqueID, size, rank int) (libnccl.Comm, libnccl.Result) {
 	l := a.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -308,7 +303,7 @@ func (a *api) CommInit(ids []libnccl.UniqueID, size, rank int, blocking bool) (l
 	if rank < 0 || rank >= size || size != c.size || c.members[rank] != nil {
 		return 0, libnccl.InvalidArgument
 	}
-	m, r := l.join(v, blocking)
+	m, r := l.join(v)
 	if r != libnccl.Success {
 		return 0, r
 	}
@@ -325,16 +320,23 @@ func (a *api) CommInit(ids []libnccl.UniqueID, size, rank int, blocking bool) (l
 			m.failed, m.why = o.failed, o.why
 		}
 	}
-	if !blocking {
-		return m.handle, libnccl.InProgress
-	}
 	l.until(func() bool { return m.state() != libnccl.InProgress || m.aborted })
-	return m.handle, m.state()
+	if r = m.state(); r == libnccl.InProgress {
+		r = libnccl.SystemError
+	}
+	return m.handle, r
 }
 
-// until waits without the lock, which the caller holds. It gives up after half a minute.
+// Close ends calls that wait for other ranks, as the end of the processes does.
+func (l *Library) Close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+}
+
+// until waits without the lock, which the caller holds.
 func (l *Library) until(f func() bool) {
-	for end := time.Now().Add(30 * time.Second); !f() && time.Now().Before(end); {
+	for !f() && !l.closed {
 		l.mu.Unlock()
 		runtime.Gosched()
 		time.Sleep(20 * time.Microsecond)
@@ -347,7 +349,7 @@ func (m *member) state() libnccl.Result {
 	switch {
 	case m.failed != libnccl.Success:
 		return m.failed
-	case m.c == nil || m.c.came < m.c.size, len(m.pending) > 0, m.final && (m.c.ended < m.c.size || m.running > 0):
+	case m.c == nil || m.c.came < m.c.size, m.final && (m.c.ended < m.c.size || m.running > 0):
 		return libnccl.InProgress
 	}
 	for _, s := range m.c.splits {
@@ -358,7 +360,7 @@ func (m *member) state() libnccl.Result {
 	return libnccl.Success
 }
 
-func (a *api) CommSplit(c libnccl.Comm, color, key int, blocking bool) (libnccl.Comm, libnccl.Result) {
+func (a *api) CommSplit(c libnccl.Comm, color, key int) (libnccl.Comm, libnccl.Result) {
 	l := a.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -380,7 +382,7 @@ func (a *api) CommSplit(c libnccl.Comm, color, key int, blocking bool) (libnccl.
 	var made *member
 	if color != libnccl.NoColor {
 		var r libnccl.Result
-		if made, r = l.join(m.dev, blocking); r != libnccl.Success {
+		if made, r = l.join(m.dev); r != libnccl.Success {
 			return 0, r
 		}
 		s.made[m] = made
@@ -388,17 +390,11 @@ func (a *api) CommSplit(c libnccl.Comm, color, key int, blocking bool) (libnccl.
 	if len(s.calls) == m.c.size {
 		s.form(m.c)
 	}
-	if blocking {
-		l.until(func() bool { return len(s.calls) == m.c.size || m.aborted })
-	}
-	r := libnccl.Success
-	if !blocking {
-		r = libnccl.InProgress
-	}
+	l.until(func() bool { return len(s.calls) == m.c.size || m.aborted })
 	if made == nil {
-		return 0, r
+		return 0, libnccl.Success
 	}
-	return made.handle, r
+	return made.handle, libnccl.Success
 }
 
 // form makes the cliques of a split.
@@ -428,16 +424,6 @@ func (a *api) CommAsyncError(c libnccl.Comm) (state, r libnccl.Result) {
 	if m == nil {
 		return 0, l.violation("CommGetAsyncError with a communicator that is none, or no more")
 	}
-	if len(m.pending) > 0 {
-		if m.polls++; m.polls > 1 {
-			for _, f := range m.pending {
-				if f() != nil {
-					m.failed, m.why = libnccl.InternalError, "a launch failed"
-				}
-			}
-			m.pending, m.polls = nil, 0
-		}
-	}
 	return m.state(), libnccl.Success
 }
 
@@ -454,11 +440,8 @@ func (a *api) CommFinalize(c libnccl.Comm) libnccl.Result {
 		m.final = true
 		m.c.ended++
 	}
-	if m.blocking {
-		l.until(func() bool { return m.state() != libnccl.InProgress || m.aborted })
-		return libnccl.Success
-	}
-	return libnccl.InProgress
+	l.until(func() bool { return m.state() != libnccl.InProgress || m.aborted })
+	return libnccl.Success
 }
 
 func (a *api) CommDestroy(c libnccl.Comm) libnccl.Result { return a.end(c, "CommDestroy", false) }
@@ -523,7 +506,6 @@ func (a *api) GroupEnd() libnccl.Result {
 func (l *Library) flush(t *thread) libnccl.Result {
 	tasks := t.tasks
 	t.tasks = nil
-	r := libnccl.Success
 	for len(tasks) > 0 {
 		first := tasks[0]
 		x := &launch{m: first.m}
@@ -534,15 +516,11 @@ func (l *Library) flush(t *thread) libnccl.Result {
 			}
 			return same
 		})
-		start := func() error { return l.launch(x, first.s) }
-		if !first.m.blocking {
-			first.m.pending = append(first.m.pending, start)
-			r = libnccl.InProgress
-		} else if start() != nil {
+		if l.launch(x, first.s) != nil {
 			return libnccl.InternalError
 		}
 	}
-	return r
+	return libnccl.Success
 }
 
 func (l *Library) launch(x *launch, s driver.Stream) error {

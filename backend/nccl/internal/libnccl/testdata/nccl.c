@@ -38,7 +38,7 @@ int ncclCommInitRankConfig(void **c, int n, unique_id id, int rank, config *k) {
 	note("config %d %d", n, rank);
 	note_id(&id);
 	note_config(k);
-	return 7;
+	return 0;
 }
 #ifdef SCALABLE
 int ncclCommInitRankScalable(void **c, int n, int rank, int ids, unique_id *id, config *k) {
@@ -46,7 +46,7 @@ int ncclCommInitRankScalable(void **c, int n, int rank, int ids, unique_id *id, 
 	note("scalable %d %d", n, rank);
 	for (int i = 0; i < ids; i++) note_id(id + i);
 	note_config(k);
-	return 7;
+	return 0;
 }
 int ncclCommSplit(void *c, int color, int key, void **made, config *k) {
 	*made = color < 0 ? 0 : (void *)0x99;

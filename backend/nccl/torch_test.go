@@ -336,6 +336,20 @@ func TestSplitGroup(t *testing.T) {
 	}
 }
 
+// TestSplitAmongGo splits an eager group of Go ranks by colors, with the ranks in another order.
+func TestSplitAmongGo(t *testing.T) {
+	among(t, 4, true, pg.Options{}, func(ctx context.Context, x *goRank) {
+		part := must.Get(x.g.Split(ctx, []int{0, 5, 0, -1}[x.rank], -x.rank))
+		require.Equal(t, []int{1, 0, 0, -1}[x.rank], part.Rank())
+		if x.rank == 0 || x.rank == 2 {
+			v := x.on(float32(x.rank))
+			must.Do(pg.Wait(part.Broadcast(x.within(), v, 0)))
+			require.EqualValues(t, 2, x.get(v))
+		}
+		must.Do(x.g.Barrier(ctx))
+	})
+}
+
 // TestObjects sends objects in a group that has no backend for the CPU: sizes first, then bytes as long as the longest.
 func TestObjects(t *testing.T) {
 	j := play(t, 2, 1, pg.Options{Backend: "nccl", PyTorch: true}, nccl.Options{}, func(x *torchRank) {
@@ -393,7 +407,7 @@ func TestWeights(t *testing.T) {
 	}, receive)
 	require.Equal(t, fmt.Sprintf("CommInit 1 of 2, 1 ids; Broadcast 1 int64 root 0; Broadcast %d uint8 root 0; Broadcast 4 float32 root 0; Broadcast 1 float32 root 0; CommFinalize; CommAbort", len(text)), j.calls.take(1))
 
-	among(t, 3, pg.Options{}, func(ctx context.Context, x *goRank) {
+	among(t, 3, false, pg.Options{}, func(ctx context.Context, x *goRank) {
 		if x.rank > 0 {
 			receive(x)
 			return
@@ -424,7 +438,7 @@ func TestBatch(t *testing.T) {
 }
 
 // among makes a group of Go ranks on devices alone, and calls f on each. It closes the group.
-func among(t *testing.T, size int, o pg.Options, f func(ctx context.Context, x *goRank)) {
+func among(t *testing.T, size int, eager bool, o pg.Options, f func(ctx context.Context, x *goRank)) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	m := must.Get(sim.New(sim.Config{Devices: size}))
@@ -441,7 +455,9 @@ func among(t *testing.T, size int, o pg.Options, f func(ctx context.Context, x *
 			x := &goRank{job: &job{TB: t, ctx: ctx}, rank: r, d: d, dev: dev, stream: must.Get(dev.NewStream(driver.StreamOptions{}))}
 			defer x.stream.Close()
 			o.Backend = "nccl"
-			o.BackendOptions = pg.BackendOptions{nccl.Options{Driver: d, Device: dev.ID()}.With(lib.API(0))}
+			own := nccl.Options{Eager: eager}.With(lib.API(0))
+			own.Driver, own.Device = d, dev.ID()
+			o.BackendOptions = pg.BackendOptions{own}
 			x.g = must.Get(pg.New(ctx, st, r, size, o))
 			f(ctx, x)
 			x.sync()
@@ -460,7 +476,7 @@ func among(t *testing.T, size int, o pg.Options, f func(ctx context.Context, x *
 
 // TestReconfigure: the ranks that are left make another communicator.
 func TestReconfigure(t *testing.T) {
-	among(t, 3, pg.Options{Elastic: true}, func(ctx context.Context, x *goRank) {
+	among(t, 3, false, pg.Options{Elastic: true}, func(ctx context.Context, x *goRank) {
 		v := x.on(1)
 		must.Do(pg.Wait(x.g.AllReduce(x.within(), v, pg.Sum())))
 		require.EqualValues(t, 3, x.get(v))
@@ -477,7 +493,7 @@ func TestReconfigure(t *testing.T) {
 
 // TestDetail compares calls before they run, in a group that has devices alone.
 func TestDetail(t *testing.T) {
-	among(t, 2, pg.Options{Detail: true}, func(ctx context.Context, x *goRank) {
+	among(t, 2, false, pg.Options{Detail: true}, func(ctx context.Context, x *goRank) {
 		part := must.Get(x.g.Split(ctx, x.rank, 0))
 		require.Equal(t, 1, part.Size())
 		v := x.on(make([]float32, 4+x.rank)...)

@@ -67,6 +67,7 @@ type world struct {
 	faults   sync.Mutex
 	suspects []int // ranks that operations blamed for their failure
 	cause    error // the first such error
+	failed   error // for Abort of the default group: the same, or why a group could not be made
 	link     bool  // a link was blamed
 }
 

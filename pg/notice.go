@@ -83,8 +83,8 @@ func tell(ctx context.Context, n *meet.Notice, ranks []int, rank int, err error)
 func (w *world) tellOthers(ctx context.Context, s groupSpec) (*ProcessGroup, error) {
 	rank := slices.Index(s.ranks, w.rank)
 	n := s.notice
-	foreign := !w.tells
-	if n == nil && (rank < 0 || len(s.ranks) == 1 || foreign && (!w.compares || w.root == nil)) {
+	mixed := !w.tells
+	if n == nil && (rank < 0 || len(s.ranks) == 1 || mixed && (!w.compares || w.root == nil)) {
 		return w.makeGroup(ctx, s, nil)
 	}
 	if n == nil {
@@ -92,19 +92,21 @@ func (w *world) tellOthers(ctx context.Context, s groupSpec) (*ProcessGroup, err
 		ctx, stop = context.WithCancelCause(ctx)
 		defer stop(nil)
 		var err error
-		n, err = meet.Join(ctx, meet.NoticeConfig{Store: noticeStore(w.store, cmp.Or(s.key, s.name)), Rank: rank, Ranks: s.ranks, Foreign: foreign}, stop)
+		n, err = meet.Join(ctx, meet.NoticeConfig{Store: noticeStore(w.store, cmp.Or(s.key, s.name)), Rank: rank, Ranks: s.ranks, Foreign: mixed}, stop)
 		if err != nil {
 			return nil, tell(ctx, n, s.ranks, rank, fmt.Errorf("pg: group %q: %w", s.name, err))
 		}
 	}
 	defer n.Close()
 	meeting := n
-	if foreign {
+	if mixed {
 		meeting = nil
 	}
 	g, err := w.makeGroup(ctx, s, meeting)
 	if err != nil {
-		return nil, tell(ctx, n, s.ranks, rank, err)
+		err = tell(ctx, n, s.ranks, rank, err)
+		w.note(&foreign{err})
+		return nil, err
 	}
 	return g, nil
 }

@@ -250,8 +250,18 @@ func (g *ProcessGroup) underWay() error {
 	return errors.New("Reconfigure is under way already")
 }
 
-// revoke ends the default group on all ranks if one of this rank's groups has failed. It does the same
-// if this rank has not started a call in which others may wait.
+// note notes why Reconfigure has to end the default group on all ranks. The first reason counts.
+func (w *world) note(failed error) {
+	w.faults.Lock()
+	defer w.faults.Unlock()
+	if w.failed == nil {
+		w.failed = failed
+	}
+}
+
+// revoke ends the default group on all ranks if one of this rank's groups has failed, which may be closed by now, or could
+// not be made. Ranks without that group wait for this one. It does the same if this rank has not started a call in which
+// others may wait.
 func (g *ProcessGroup) revoke(e *epoch) {
 	for _, x := range append(e.world.below(g), g) {
 		for _, b := range x.now().distinct {
@@ -265,6 +275,12 @@ func (g *ProcessGroup) revoke(e *epoch) {
 				}
 			}
 		}
+	}
+	e.world.faults.Lock()
+	failed := e.world.failed
+	e.world.faults.Unlock()
+	if failed != nil {
+		g.Abort(failed)
 	}
 }
 
@@ -524,6 +540,10 @@ func (g *epoch) suspect(err *work.Error) {
 	if err.Peer >= 0 && err.Peer < len(g.ranks) {
 		e.Suspects = []int{g.ranks[err.Peer]}
 	}
+	failed := error(err)
+	if root := w.root; root != nil && root.now() != nil && root.now().world == w {
+		failed = root.now().own(err)
+	}
 	w.faults.Lock()
 	w.link = w.link || errors.As(err.Err, new(*work.LinkError))
 	if w.cause == nil {
@@ -535,6 +555,7 @@ func (g *epoch) suspect(err *work.Error) {
 		}
 	}
 	w.faults.Unlock()
+	w.note(failed)
 	err.Err = e
 }
 

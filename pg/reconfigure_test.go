@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
@@ -288,6 +289,12 @@ func TestACallThatWasNotStarted(t *testing.T) {
 // TestAFaultOfASubgroup ends the default group when a rank of it reconfigures: the others would
 // work on, and then wait for that rank.
 func TestAFaultOfASubgroup(t *testing.T) {
+	for _, closed := range []bool{false, true} {
+		t.Run(fmt.Sprint("closed: ", closed), func(t *testing.T) { testAFaultOfASubgroup(t, closed) })
+	}
+}
+
+func testAFaultOfASubgroup(t *testing.T, closed bool) {
 	why := errors.New("enough")
 	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
 		ctx, cancel := context.WithCancelCause(context.Background())
@@ -316,10 +323,49 @@ func TestAFaultOfASubgroup(t *testing.T) {
 		require.ErrorIs(t, err, work.ErrCanceled)
 		require.ErrorContains(t, err, why.Error())
 		require.Equal(t, []int{0}, e.Suspects)
+		if closed && g.Rank() < 2 {
+			require.NoError(t, sub.Close())
+		}
 		v := must.Get(g.Reconfigure(context.Background()))
 		require.Less(t, time.Since(begun), 5*time.Second, "virtual time: nobody is waited for")
 		return sumIs(g, []int{0, 1, 2, 3}[:len(v.IDs)])
 	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestASubgroupThatIsNotMade ends the default group as well: a rank that is not in the sub-group works on.
+func TestASubgroupThatIsNotMade(t *testing.T) {
+	why := errors.New("the user pressed a key")
+	st := store.NewHash()
+	defer st.Close()
+	errs := make([]error, 3)
+	var all sync.WaitGroup
+	for r := range errs {
+		all.Go(func() {
+			errs[r] = func() (err error) {
+				defer must.Catch(&err)
+				g := must.Get(pg.New(t.Context(), st, r, len(errs), pg.Options{
+					Timeout: 20 * time.Second, Elastic: true, BackendOptions: pg.BackendOptions{gloo.Options{Wire: gloo.WireTCP, Address: "127.0.0.1"}},
+				}))
+				defer g.Close()
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				if r == 1 {
+					cancel(why)
+				}
+				_, err = g.NewGroup(ctx, []int{0, 1})
+				if r == 2 {
+					must.Do(err)
+					_, err = sumOf(g, 1)
+				}
+				if err == nil || !strings.Contains(err.Error(), why.Error()) || errors.Is(err, work.ErrTimeout) {
+					return fmt.Errorf("%q is not named: %w", why, err)
+				}
+				return sumIs(g, must.Get(g.Reconfigure(t.Context(), pg.ReconfigureOptions{Min: 3})).IDs)
+			}()
+		})
+	}
+	all.Wait()
 	require.NoError(t, errors.Join(errs...))
 }
 

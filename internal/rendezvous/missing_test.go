@@ -94,9 +94,11 @@ func TestSilentRanksAreNamed(t *testing.T) {
 		name   string
 		silent []int
 		want   string
+		broken []int // it has tried to connect with them
 	}{
-		{"stopped", []int{2}, "rank 2 (host host2, 127.0.0.2:5) published its address and does not answer: it has stopped, or its host is away within"},
-		{"never came", []int{3}, "rank 3 published no address within"},
+		{"stopped", []int{2}, "rank 2 (host host2, 127.0.0.2:5) published its address and does not answer: it has stopped, or its host is away within", []int{1}},
+		{"never came", []int{3}, "rank 3 published no address within", []int{1, 2}},
+		{"is slow", nil, "rank 3 published no address within", []int{1, 2}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -116,6 +118,7 @@ func TestSilentRanksAreNamed(t *testing.T) {
 			e := must.As[*Error](t, o.err)
 			require.Len(t, e.Missing, 1)
 			require.ErrorContains(t, o.err, c.want)
+			require.Equal(t, c.broken, e.Unconnected())
 			require.Contains(t, m.lacking, 3)
 			require.NotNil(t, m.lacks)
 		})

@@ -822,7 +822,7 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 		*f = *was
 		var partial interface{ Unconnected() []int }
 		if errors.As(cause, &partial) {
-			m.judge(ctx, e, f, partial.Unconnected())
+			m.judge(ctx, e, f, partial.Unconnected(), partial.Unconnected())
 		}
 		return e, f
 	case errors.Is(ctx.Err(), context.Canceled):
@@ -854,13 +854,14 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 	if f.Kind == transport.FaultTimeout && len(e.Missing) > 0 {
 		f.Rank = e.Missing[0].Rank
 	}
-	m.judge(ctx, e, f, m.lacking())
+	lacks := m.lacking()
+	m.judge(ctx, e, f, lacks, slices.DeleteFunc(slices.Clone(lacks), m.untried))
 	return e, f
 }
 
 // judge finds out which of the ranks that this one lacks do not run, if time has run out, here or on another rank that says
-// so. The others are alive, and their links are broken, or slow.
-func (m *meeting) judge(ctx context.Context, e *Error, f *transport.Fault, lacks []int) {
+// so. The others are alive, and their links are broken, or slow, if this rank has tried to connect with them.
+func (m *meeting) judge(ctx context.Context, e *Error, f *transport.Fault, lacks, tried []int) {
 	var told interface{ Culprit() int }
 	late := errors.Is(context.Cause(ctx), context.DeadlineExceeded) && errors.As(context.Cause(ctx), &told)
 	if m.cfg.Meeting == nil || len(lacks) == 0 || !late && f.Kind != transport.FaultTimeout {
@@ -877,8 +878,8 @@ func (m *meeting) judge(ctx context.Context, e *Error, f *transport.Fault, lacks
 	if slices.Contains(silent, m.cfg.Rank) { // this rank had stopped
 		return
 	}
-	e.lacks = slices.DeleteFunc(slices.Clone(lacks), func(r int) bool { return slices.Contains(silent, r) })
-	if len(silent) == 0 {
+	e.lacks = slices.DeleteFunc(slices.Clone(tried), func(r int) bool { return slices.Contains(silent, r) })
+	if len(silent) == 0 && len(e.lacks) > 0 {
 		f.Rank = -1
 		e.Err = fmt.Errorf("%w: %s and this rank reach the store, and not each other", e.Err, waiting.Ranks(e.lacks))
 	}
@@ -896,6 +897,13 @@ func (m *meeting) lacking() []int {
 		}
 	}
 	return ranks
+}
+
+// untried reports whether this rank has not tried to connect with another one, because a rank has published nothing yet.
+func (m *meeting) untried(rank int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.peers[rank].stage == unpublished
 }
 
 // silent describes the ranks that did not answer.

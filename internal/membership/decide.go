@@ -128,6 +128,9 @@ func Gone(ctx context.Context, st store.Store, v View, id ID) error {
 func Forget(ctx context.Context, st store.Store, base, v View, left []Absent, self ID) error {
 	var keys []string
 	first := self == v.IDs[0]
+	if first {
+		keys = append(keys, callKey(base.Epoch)) // newcomers look at that of v
+	}
 	for e := base.Epoch + 1; e <= v.Epoch; e++ {
 		keys = append(keys, voteKey(e, self))
 		for _, a := range left {
@@ -137,6 +140,9 @@ func Forget(ctx context.Context, st store.Store, base, v View, left []Absent, se
 		}
 		if first {
 			keys = append(keys, leadKey(e))
+			if e < v.Epoch {
+				keys = append(keys, callKey(e))
+			}
 		}
 	}
 	came := slices.Clone(base.Pending)
@@ -146,6 +152,9 @@ func Forget(ctx context.Context, st store.Store, base, v View, left []Absent, se
 	for _, id := range came {
 		if first && !slices.Contains(v.Pending, id) {
 			keys = append(keys, joinKey(id))
+			for e := base.Epoch; e <= v.Epoch; e++ {
+				keys = append(keys, answerKey(e, id))
+			}
 		}
 	}
 	var err error
@@ -168,15 +177,21 @@ func Leave(st store.Store, epoch int, self ID) error {
 // epoch 0. If ctx ends first, the process withdraws. Join calls known, if it is not nil, before any
 // view can have the id.
 func Join(ctx context.Context, st store.Store, first int, known func(ID)) (ID, View, error) {
-	j := NewJoiner(first)
+	j, before := NewJoiner(first), ID(-1)
 	err := run(ctx, st, j, func(c *Call) error {
-		if c.Op == Set {
-			if known != nil {
-				known(j.id)
-			}
-			return leaveWill(ctx, st, c.Keys[0], c.New)
+		if j.step != voted {
+			return nil
 		}
-		return nil
+		if known != nil {
+			known(j.id)
+		}
+		if before >= 0 {
+			if err := store.DropWill(ctx, st, joinKey(before)); err != nil {
+				return err
+			}
+		}
+		before = j.id
+		return leaveWill(ctx, st, c.Keys[0], c.New)
 	})
 	id, v, bad := j.Result()
 	if err = errors.Join(err, bad); err == nil {
@@ -240,7 +255,11 @@ func run(ctx context.Context, st store.Store, m Machine, before func(*Call) erro
 func do(ctx context.Context, st store.Store, c Call) (r Reply, err error) {
 	switch c.Op {
 	case Set:
-		err = st.Set(ctx, c.Keys[0], []byte(c.New))
+		if len(c.Keys) == 1 {
+			err = st.Set(ctx, c.Keys[0], []byte(c.New))
+		} else {
+			err = st.MultiSet(ctx, c.Keys, slices.Repeat([][]byte{[]byte(c.New)}, len(c.Keys)))
+		}
 	case CompareSet:
 		var b []byte
 		b, err = st.CompareSet(ctx, c.Keys[0], []byte(c.Old), []byte(c.New))

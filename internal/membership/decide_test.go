@@ -316,8 +316,63 @@ func TestAJoinerOfNobody(t *testing.T) {
 		begun := time.Now()
 		_, _, err = Join(t.Context(), st, 2, nil)
 		require.ErrorIs(t, err, ErrNoMembers)
-		require.Equal(t, joinerLook, time.Since(begun))
+		require.Zero(t, time.Since(begun))
 	})
+}
+
+// TestAJoinerThatDoesNotAnswer: it has died, and the store does not know. Nobody waits for it again. One that has only stood
+// still applies again.
+func TestAJoinerThatDoesNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		must.Get(st.Add(t.Context(), joinersKey, 1))
+		require.NoError(t, st.Set(t.Context(), joinKey(2), []byte(waiting)))
+		require.Equal(t, 1, must.Get(Pending(t.Context(), st, First(2))))
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		paused := &pausing{Hash: st, key: callKey(1), pause: 2 * time.Second}
+		var numbers []ID
+		wg.Go(func() {
+			id, v, err := Join(t.Context(), paused, 2, func(id ID) { numbers = append(numbers, id) })
+			require.NoError(t, err)
+			require.Equal(t, ID(4), id)
+			require.Equal(t, []ID{0, 1, 4}, v.IDs)
+		})
+		synctest.Wait()
+		begun, v := time.Now(), First(2)
+		decide := func() {
+			views, errs := all(t, []ID{0, 1}, func(id ID) (View, error) { return Decide(t.Context(), st, Config{Self: id, Base: v}) })
+			require.NoError(t, errors.Join(errs[0], errs[1]))
+			v = views[0]
+		}
+		decide()
+		require.Equal(t, answerBeats*DefaultBeat, time.Since(begun))
+		require.Equal(t, First(2).IDs, v.IDs)
+		require.Zero(t, must.Get(Pending(t.Context(), st, v)))
+		time.Sleep(paused.pause)
+		synctest.Wait()
+		require.Equal(t, 1, must.Get(Pending(t.Context(), st, v)))
+		begun = time.Now()
+		decide()
+		require.Zero(t, time.Since(begun))
+		wg.Wait()
+		require.Equal(t, []ID{3, 4}, numbers)
+	})
+}
+
+// pausing is the store of a process that stands still once it has read a key.
+type pausing struct {
+	*store.Hash
+	key   string
+	pause time.Duration
+}
+
+func (p *pausing) MultiGet(ctx context.Context, keys []string) ([][]byte, error) {
+	values, err := p.Hash.MultiGet(ctx, keys)
+	if err == nil && keys[0] == p.key {
+		time.Sleep(p.pause)
+	}
+	return values, err
 }
 
 // TestForget: of dead members, failed epochs and joiners nothing stays but views.
@@ -349,7 +404,7 @@ func TestForget(t *testing.T) {
 		}
 		keys := must.Get(st.ListKeys(t.Context()))
 		slices.Sort(keys)
-		require.Equal(t, []string{joinersKey, latestKey, viewKey(1), viewKey(2)}, keys)
+		require.Equal(t, []string{callKey(2), joinersKey, latestKey, viewKey(1), viewKey(2)}, keys)
 	})
 }
 

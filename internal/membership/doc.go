@@ -17,7 +17,9 @@
 //  3. The leader waits for the votes of the members that nobody suspects, for Config.Patience at
 //     most. For suspects it waits for Config.Settle. A suspect that votes in time stays in.
 //     Of members that vote and cannot connect with each other it leaves some out.
-//  4. The leader takes in joiners, which have written join/ID, as far as Config.Max permits.
+//  4. The leader asks joiners, which have written join/ID, with call/E. It takes in those that answer in join/ID/E, as far
+//     as Config.Max permits. One that does not answer for three quarters of a second has died, or stands still: it gets
+//     no place, and applies again when it goes on.
 //  5. CompareSet on view/E writes the view. All read it there. A member that it leaves out is
 //     evicted.
 //
@@ -49,7 +51,7 @@
 // # Cost
 //
 // A member calls the store three times. A leader calls it eight times, three times more if a suspect
-// does not vote, and once more for each joiner. One call reads all votes. BenchmarkDecide counts the
+// does not vote, and with joiners three times more, and once for each of them. One call reads all votes. BenchmarkDecide counts the
 // calls.
 //
 // # Structure

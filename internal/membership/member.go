@@ -65,6 +65,9 @@ const (
 
 	// joinerLook is how often a joiner looks whether there are members: at one of them, with one call.
 	joinerLook = 2 * time.Second
+
+	// answerBeats is how many beats joiners have to answer a leader. It is less than silentBeats.
+	answerBeats = 3
 )
 
 // Op is a kind of call of the store.
@@ -73,7 +76,7 @@ type Op uint8
 // The operations of a Call.
 const (
 	Done       Op = iota // there is nothing more to do
-	Set                  // Keys[0] to New
+	Set                  // Keys to New
 	CompareSet           // Keys[0] from Old to New; Reply.Values[0] is what it holds then
 	Add                  // Delta to Keys[0]; Reply.Sum
 	Look                 // Reply.Values are the values of Keys, "" for a missing key
@@ -117,8 +120,11 @@ const (
 	rereading // Await of votes that are there
 	counting  // Add on joiners
 	admitting // Look at joiners
+	calling   // Set of call
+	hearing   // Await of joiners' answers
+	heard     // Look at them
 	proposing // CompareSet on view
-	telling   // Set of latest
+	telling   // Set of latest and call
 	ended
 )
 
@@ -143,6 +149,7 @@ type Member struct {
 	unsure  []ID // joiners that the call under way looks at
 	pending []ID // joiners that may come
 	here    []ID // those of pending that wait
+	deaf    []ID // joiners that have not answered
 
 	view View
 	err  error
@@ -263,13 +270,36 @@ func (m *Member) Next(r Reply) Call {
 	case admitting:
 		m.pending, m.here = nil, nil
 		for i, id := range m.unsure {
-			if !hasEnded(r.Values[i]) {
-				m.pending = append(m.pending, id) // without a value it has not written it yet
+			if hasEnded(r.Values[i]) || slices.Contains(m.deaf, id) {
+				continue
 			}
+			m.pending = append(m.pending, id) // without a value it has not written it yet
 			if r.Values[i] == waiting {
 				m.here = append(m.here, id)
 			}
 		}
+		if len(m.here) == 0 {
+			return m.weigh()
+		}
+		m.step = calling
+		return Call{Op: Set, Keys: []string{callKey(m.next)}, New: asks}
+	case calling:
+		m.step = hearing
+		return Call{Op: Await, Keys: m.answerKeys(), Limit: answerBeats * m.cfg.Beat}
+	case hearing:
+		if !r.Late {
+			return m.weigh()
+		}
+		m.step, m.stale = heard, true
+		return Call{Op: Look, Keys: m.answerKeys()}
+	case heard:
+		for i, id := range m.here {
+			if r.Values[i] == "" {
+				m.deaf = append(m.deaf, id)
+			}
+		}
+		deaf := func(id ID) bool { return slices.Contains(m.deaf, id) }
+		m.here, m.pending = slices.DeleteFunc(m.here, deaf), slices.DeleteFunc(m.pending, deaf)
 		return m.weigh()
 	case proposing:
 		m.step = telling
@@ -277,7 +307,7 @@ func (m *Member) Next(r Reply) Call {
 		if m.err != nil {
 			break
 		}
-		return Call{Op: Set, Keys: []string{latestKey}, New: strconv.Itoa(m.next)}
+		return Call{Op: Set, Keys: []string{latestKey, callKey(m.next)}, New: strconv.Itoa(m.next)}
 	case telling:
 		return m.conclude()
 	}
@@ -340,7 +370,7 @@ func (m *Member) Lead() (key string, values []string) {
 	switch m.step {
 	case elected:
 		values = []string{m.mine()}
-	case checking, gathering, reading, rereading, counting, admitting, proposing:
+	case checking, gathering, reading, rereading, counting, admitting, calling, hearing, heard, proposing:
 		values = []string{m.lead}
 	case beating:
 		values = []string{m.lead, m.mine()}
@@ -352,6 +382,14 @@ func (m *Member) voteKeys() []string {
 	keys := make([]string, len(m.asked))
 	for i, place := range m.asked {
 		keys[i] = voteKey(m.next, m.cfg.Base.IDs[place])
+	}
+	return keys
+}
+
+func (m *Member) answerKeys() []string {
+	keys := make([]string, len(m.here))
+	for i, id := range m.here {
+		keys[i] = answerKey(m.next, id)
 	}
 	return keys
 }
@@ -602,26 +640,50 @@ func NewJoiner(first int) *Joiner { return &Joiner{first: first, id: -1, base: F
 // Result returns the id and, after the call Done, the first view with this process.
 func (j *Joiner) Result() (ID, View, error) { return j.id, j.view, j.err }
 
+// apply asks for a number.
+func (j *Joiner) apply() Call {
+	j.step = counting
+	return Call{Op: Add, Keys: []string{joinersKey}, Delta: 1}
+}
+
+// await waits until a leader calls, or has written a view.
+func (j *Joiner) await() Call {
+	j.step = hearing
+	return Call{Op: Await, Keys: []string{callKey(j.epoch)}, Limit: joinerLook}
+}
+
 // follow waits for a view.
 func (j *Joiner) follow() Call {
 	j.step = following
 	return Call{Op: Await, Keys: []string{viewKey(j.epoch)}, Limit: joinerLook}
 }
 
-// miss looks whether a member has ended, as its will says: since it voted for the last view, or since it got that. A member
-// that has given up may call again.
-func (j *Joiner) miss() Call {
+// look looks for a view that nobody has told of, and whether a member has ended, as its will says: since it voted for the last
+// view, or since it got that. A member that has given up may call again.
+func (j *Joiner) look() Call {
 	j.step = missing
 	id := j.base[j.dead]
-	return Call{Op: Look, Keys: []string{voteKey(j.epoch, id), voteKey(j.epoch-1, id)}}
+	return Call{Op: Look, Keys: []string{viewKey(j.epoch), voteKey(j.epoch, id), voteKey(j.epoch-1, id)}}
+}
+
+// take takes a view. A process that a leader has called in vain applies again.
+func (j *Joiner) take(text string) Call {
+	j.step = ended
+	if j.view, j.err = parseView(text, j.epoch); j.err != nil || j.view.Has(j.id) && j.view.Short == nil {
+		return Call{}
+	}
+	j.epoch, j.base, j.dead = j.epoch+1, j.view.IDs, 0
+	if int(j.id) < j.view.First+j.view.Joiners && !slices.Contains(j.view.Pending, j.id) {
+		return j.apply()
+	}
+	return j.look()
 }
 
 // Next implements Machine.
 func (j *Joiner) Next(r Reply) Call {
 	switch j.step {
 	case start:
-		j.step = counting
-		return Call{Op: Add, Keys: []string{joinersKey}, Delta: 1}
+		return j.apply()
 	case counting:
 		j.id, j.step = ID(j.first+int(r.Sum)-1), voted
 		return Call{Op: Set, Keys: []string{joinKey(j.id)}, New: waiting}
@@ -629,28 +691,34 @@ func (j *Joiner) Next(r Reply) Call {
 		j.step = looking
 		return Call{Op: Look, Keys: []string{latestKey}}
 	case looking:
-		j.epoch, _ = strconv.Atoi(r.Values[0])
-		if j.epoch < 1 {
-			j.epoch = 1
+		latest, _ := strconv.Atoi(r.Values[0])
+		j.epoch = max(j.epoch, latest, 1)
+		return j.look()
+	case hearing:
+		if r.Late {
+			return j.look()
 		}
+		if r.Values[0] == asks {
+			j.step = calling
+			return Call{Op: Set, Keys: []string{answerKey(j.epoch, j.id)}, New: waiting}
+		}
+		return j.follow()
+	case calling:
 		return j.follow()
 	case following:
-		if r.Late && j.dead < len(j.base) {
-			return j.miss()
+		if r.Late {
+			return j.look()
 		}
-		if !r.Late {
-			if j.view, j.err = parseView(r.Values[0], j.epoch); j.err != nil || j.view.Has(j.id) && j.view.Short == nil {
-				break
-			}
-			j.epoch, j.base, j.dead = j.epoch+1, j.view.IDs, 0
-		}
-		return j.follow()
+		return j.take(r.Values[0])
 	case missing:
+		if r.Values[0] != "" {
+			return j.take(r.Values[0])
+		}
 		if !slices.Contains(r.Values, gone) {
-			return j.follow()
+			return j.await()
 		}
 		if j.dead++; j.dead < len(j.base) {
-			return j.miss()
+			return j.look()
 		}
 		j.err = ErrNoMembers
 	}

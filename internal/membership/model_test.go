@@ -85,7 +85,8 @@ func (w *world) clone() *world {
 		switch m := p.m.(type) {
 		case *Member:
 			n := *m
-			n.votes = slices.Clone(m.votes)
+			n.votes, n.deaf = slices.Clone(m.votes), slices.Clone(m.deaf)
+			n.here, n.pending = slices.Clone(m.here), slices.Clone(m.pending)
 			p.m = &n
 		case *Joiner:
 			n := *m
@@ -113,7 +114,7 @@ func (w *world) hash() [2]uint64 {
 		fmt.Fprintf(&b, "\n%d %d %d %d %d %d %q", p.phase, p.id, p.view.Epoch, p.timeouts, p.retries, p.left, p.got)
 		switch m := p.m.(type) {
 		case *Member:
-			fmt.Fprintf(&b, "M%d %d %d %d %d %v %v %d %v %v %v %q %v", m.next, m.step, m.attempt, m.beat, m.waited, m.stale, m.counted, m.joiners, m.unsure, m.pending, m.here, m.lead, m.asked)
+			fmt.Fprintf(&b, "M%d %d %d %d %d %v %v %d %v %v %v %v %q %v", m.next, m.step, m.attempt, m.beat, m.waited, m.stale, m.counted, m.joiners, m.unsure, m.pending, m.here, m.deaf, m.lead, m.asked)
 			for _, v := range m.votes {
 				fmt.Fprint(&b, v.vote != nil, v.gone)
 			}
@@ -356,7 +357,9 @@ func (w *world) call(p *proc) {
 	key := c.Keys[0]
 	switch c.Op {
 	case Set:
-		w.put(key, c.New)
+		for _, key := range c.Keys {
+			w.put(key, c.New)
+		}
 		w.advance(p, Reply{})
 	case CompareSet:
 		held, ok := w.keys[key]
@@ -421,8 +424,8 @@ func (w *world) pass() bool {
 		if m, ok := p.m.(*Member); ok && w.flaw == noTakeover {
 			leads = m.step != following
 		}
-		if isJoiner(p.m) {
-			leads = w.wills && w.extinct() // else it looks for ever
+		if j, ok := p.m.(*Joiner); ok {
+			leads = w.wills && w.extinct() || w.exist([]string{viewKey(j.epoch)}) // else it looks for ever
 		}
 		if p.phase == deciding && p.call.Limit > 0 && leads && (next == nil || p.left < next.left) {
 			next = p

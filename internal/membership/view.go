@@ -124,8 +124,9 @@ const (
 	gone   = "gone"
 	gaveUp = gone + ": it gave up: "
 
-	// waiting is the application of a joiner.
+	// waiting is the application of a joiner, and its answer to a leader that asks.
 	waiting = "waiting"
+	asks    = "?"
 )
 
 // A will with the vote has to fit into 4 KiB: maxCause bounds the text in it, mostLacks the members that it lacks.
@@ -155,6 +156,11 @@ func voteKey(epoch int, id ID) string { return fmt.Sprintf("vote/%d/%d", epoch, 
 func leadKey(epoch int) string        { return fmt.Sprintf("lead/%d", epoch) }
 func viewKey(epoch int) string        { return fmt.Sprintf("%s%d", viewPrefix, epoch) }
 func joinKey(id ID) string            { return fmt.Sprintf("join/%d", id) }
+
+// callKey wakes joiners: a leader asks who waits, or has written a view.
+func callKey(epoch int) string { return fmt.Sprintf("call/%d", epoch) }
+
+func answerKey(epoch int, id ID) string { return fmt.Sprintf("join/%d/%d", id, epoch) }
 
 const (
 	viewPrefix = "view/"

@@ -21,14 +21,14 @@ import (
 
 // faultFlags are the flags of "tools faults".
 type faultFlags struct {
-	wires, faults, ops string
-	ranks              int
-	random, trials     int
-	soak               time.Duration
-	seed               uint64
-	parallel           int
-	python, load       string
-	json               bool
+	wires, faults, ops, stores string
+	ranks                      int
+	random, trials             int
+	soak, within               time.Duration
+	seed                       uint64
+	parallel                   int
+	python, load               string
+	json                       bool
 }
 
 func setupFaults(fs *flag.FlagSet) func(stdio, []string) (int, error) {
@@ -36,6 +36,8 @@ func setupFaults(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&f.wires, "wire", "", "only the wires whose `name` contains one of these words; commas separate them")
 	fs.StringVar(&f.faults, "fault", "", "only the faults whose `name` contains one of these words")
 	fs.StringVar(&f.ops, "op", "", "only these `operations`")
+	fs.StringVar(&f.stores, "store", string(faults.TCPStore), "with -trials, only the stores whose `name` contains one of these words; Redis needs redis-server")
+	fs.DurationVar(&f.within, "within", 2*time.Second, "with -trials, `limit` of a Reconfigure while no fault comes; 10s more while a process stands still; 0 means none")
 	fs.IntVar(&f.ranks, "ranks", faults.LeastRanks, "`n` ranks in the cases of the table, 3 at least")
 	fs.IntVar(&f.random, "random", 0, "instead of the table, try `n` random cases on each wire of this library")
 	fs.IntVar(&f.trials, "trials", 0, "instead of the table, try `n` jobs on each wire of this library that go on after several random faults; needs neither root nor Linux's namespaces")
@@ -80,7 +82,7 @@ func (f *faultFlags) checkWords() error {
 		flag, list string
 		names      []string
 	}{
-		{"wire", f.wires, texts(faults.Wires)}, {"fault", f.faults, texts(faults.Faults)}, {"op", f.ops, faults.Operations},
+		{"wire", f.wires, texts(faults.Wires)}, {"fault", f.faults, texts(faults.Faults)}, {"op", f.ops, faults.Operations}, {"store", f.stores, texts(faults.StoreKinds)},
 	} {
 		for word := range strings.SplitSeq(x.list, ",") {
 			if !slices.ContainsFunc(x.names, func(name string) bool { return picks(word, name) && (x.flag != "op" || word == "" || word == name) }) {
@@ -219,8 +221,12 @@ func (f *faultFlags) tryAll(std stdio) (int, error) {
 	var trials []faults.Trial
 	for i := range f.trials {
 		for _, w := range faults.Wires {
-			if w != faults.Torch && picks(f.wires, string(w)) {
-				trials = append(trials, faults.RandomTrial(w, f.seed+uint64(i)))
+			for _, s := range faults.StoreKinds {
+				if w != faults.Torch && picks(f.wires, string(w)) && picks(f.stores, string(s)) {
+					t := faults.RandomTrial(w, s, f.seed+uint64(i))
+					t.Within = f.within
+					trials = append(trials, t)
+				}
 			}
 		}
 	}
@@ -230,6 +236,7 @@ func (f *faultFlags) tryAll(std stdio) (int, error) {
 	fmt.Fprintf(std.err, "%d trials, -seed %d\n", len(trials), f.seed)
 	var mu sync.Mutex
 	next, tried, good, epochs := 0, 0, 0, 0
+	var all []*faults.Outcome
 	var wg sync.WaitGroup
 	for range min(f.parallel, len(trials)) {
 		wg.Go(func() {
@@ -252,6 +259,7 @@ func (f *faultFlags) tryAll(std stdio) (int, error) {
 				default:
 					tried++
 					epochs += x.Epochs
+					all = append(all, x)
 					if len(x.Problems) == 0 {
 						good++
 					} else {
@@ -267,6 +275,9 @@ func (f *faultFlags) tryAll(std stdio) (int, error) {
 	}
 	wg.Wait()
 	fmt.Fprintf(std.err, "%d of %d trials without a problem, %d epochs\n", good, tried, epochs)
+	if !f.json {
+		fmt.Fprint(std.out, faults.ChangesTable(all))
+	}
 	if good < tried {
 		return 1, ctx.Err()
 	}

@@ -21,6 +21,7 @@ func TestFaultsUsage(t *testing.T) {
 		{[]string{"-ranks", "2"}, "-ranks 2 is not within 3 to 250"},
 		{[]string{"-wire", "memory,udp"}, `-wire: "udp" picks none of: shared memory, native TCP, Gloo's wire, PyTorch gloo`},
 		{[]string{"-fault", "fire"}, `-fault: "fire" picks none of: SIGKILL, `},
+		{[]string{"-store", "disk"}, `-store: "disk" picks none of: TCP, Redis, file`},
 		{[]string{"-op", "all"}, `-op: "all" picks none of: all_reduce, `},
 		{[]string{"-wire", "pytorch", "-python", ""}, `no case is left by -wire "pytorch"`},
 		{[]string{"-wire", "pytorch", "-random", "3"}, "no case is left"},

@@ -38,7 +38,7 @@ type role struct {
 	GoOn    bool     // reconfigures the group after the fault
 
 	// Of a Trial, whose script is steps:
-	Job   string // the address of the store; then Store and Script are empty
+	Job   string // the URL of the store; then Store and Script are empty
 	Name  int    // of this process
 	Ranks int    // in epoch 0; the process joins later if Name is not below
 	Soak  bool   // it says what it uses at the beginning of each epoch

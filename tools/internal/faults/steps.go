@@ -14,7 +14,6 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
-	"github.com/c10d-go/c10d/store/tcp"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -93,7 +92,7 @@ func (r *role) steps() error {
 
 // live takes part in the job until it ends.
 func (s *stepper) live() (err error) {
-	if s.st, err = tcp.New(context.Background(), s.Job, tcp.Options{Timeout: startIn}); err != nil {
+	if s.st, err = openStore(context.Background(), s.Job); err != nil {
 		return err
 	}
 	defer s.st.Close()
@@ -144,9 +143,16 @@ func (s *stepper) join() (*pg.ProcessGroup, error) {
 func (s *stepper) goOn() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*comeIn)
 	defer cancel()
+	begun := time.Now()
 	v, err := s.g.Reconfigure(ctx, pg.ReconfigureOptions{Timeout: comeIn})
+	change := Change{Begun: begun, Ended: time.Now()}
 	if err == nil {
 		s.epoch = int64(v.Epoch)
+	} else {
+		change.Error = err.Error()
+	}
+	if e := s.out.Encode(said{Epoch: s.epoch, Change: &change}); e != nil {
+		return e
 	}
 	if !errors.Is(err, pg.ErrEvicted) {
 		return err

@@ -22,7 +22,7 @@ type Server struct {
 }
 
 // patience bounds how long a process waits for a file.
-const patience = 5 * time.Second
+const patience = 30 * time.Second
 
 func socket(name string) *net.UnixAddr { return &net.UnixAddr{Net: "unixpacket", Name: "@" + name} }
 

@@ -30,8 +30,8 @@ type Region struct {
 // PageSize is the bytes of a region of words.
 const PageSize = 4096
 
-// NameLen is the longest name of a region.
-const NameLen = 64
+// NameLen is the length of a region's name.
+const NameLen = 32
 
 // SharedMemory is such memory as the system gives it. The name is for others to
 // open it, until forget is called.

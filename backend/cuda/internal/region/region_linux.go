@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -19,7 +17,8 @@ const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 // createShared returns n bytes of zeros that processes of this host open by their
 // name. They are a file without a directory: nothing is left of it once nobody has
 // it, however the processes end. All bytes are there from the start, so that a lack
-// of memory is an error here and no bus error later.
+// of memory is an error here and no bus error later. This process passes the file, as
+// those of a host pass memory for CPU tensors: they have to be in one network namespace.
 func createShared(id string, n int) (*SharedMemory, error) {
 	if err := Before("memfd_create", n); err != nil {
 		return nil, err
@@ -33,14 +32,16 @@ func createShared(id string, n int) (*SharedMemory, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	m.Name, m.forget = fmt.Sprintf("%d/%d/%s", os.Getpid(), fd, id), f.Close
-	// Without the service, processes that see this one still open the file.
-	if s, err := memfd.Serve(memfdName(id), fd); err == nil {
-		m.forget = func() error { return errors.Join(s.Close(), f.Close()) }
+	m.Name = id
+	server, err := memfd.Serve(memfdName(id), fd)
+	if err != nil {
+		return nil, errors.Join(err, m.unmap(), f.Close())
 	}
+	m.forget = func() error { return errors.Join(server.Close(), f.Close()) }
 	return m, nil
 }
 
+// memfdName is the name of a region's file, and of the socket by which this process passes it to others.
 func memfdName(id string) string { return "c10d-cuda-" + id }
 
 // host has /proc and /sys; a variable for tests.
@@ -73,25 +74,12 @@ func reserve(f *os.File, n int) (*SharedMemory, error) {
 
 // openShared opens n bytes of another process, which has them open.
 func openShared(name string, n int) (*SharedMemory, error) {
-	part := strings.Split(name, "/")
-	if len(part) != 3 {
-		return nil, fmt.Errorf("no name of shared memory: %q", name)
-	}
-	for _, p := range part[:2] {
-		if _, err := strconv.ParseUint(p, 10, 31); err != nil {
-			return nil, fmt.Errorf("no name of shared memory: %q: %w", name, err)
-		}
-	}
 	if err := Before("open", n); err != nil {
 		return nil, err
 	}
-	path := fmt.Sprintf("/proc/%s/fd/%s", part[0], part[1])
-	f, err := openPath(path, part[2])
+	f, err := memfd.Take(memfdName(name))
 	if err != nil {
-		var failed error
-		if f, failed = memfd.Take(memfdName(part[2])); failed != nil {
-			return nil, fmt.Errorf("%w; asking process %s for it: %w", err, part[0], failed)
-		}
+		return nil, fmt.Errorf("asking another process for shared memory: %w", err)
 	}
 	defer f.Close()
 	s, err := f.Stat()
@@ -100,24 +88,12 @@ func openShared(name string, n int) (*SharedMemory, error) {
 	}
 	have, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%s: seals: %w", path, err)
+		return nil, fmt.Errorf("seals of shared memory: %w", err)
 	}
 	if s.Size() != int64(n) || have&seals != seals {
-		return nil, fmt.Errorf("%s has %d bytes and seals %#x, want %d and %#x", path, s.Size(), have, n, seals)
+		return nil, fmt.Errorf("shared memory has %d bytes and seals %#x, want %d and %#x", s.Size(), have, n, seals)
 	}
 	return mapShared(f, n)
-}
-
-// openPath opens the file with an id. In another PID namespace, the path is some other file, or none.
-var openPath = func(path, id string) (*os.File, error) {
-	is, err := os.Readlink(path)
-	if err != nil {
-		return nil, fmt.Errorf("shared memory: %w", err)
-	}
-	if want := "/memfd:" + memfdName(id) + " (deleted)"; is != want {
-		return nil, fmt.Errorf("%s is %s, want %s", path, is, want)
-	}
-	return os.OpenFile(path, os.O_RDWR, 0)
 }
 
 func mapShared(f *os.File, n int) (*SharedMemory, error) {

@@ -72,11 +72,11 @@ type Device interface {
 	OpenMemory(h MemoryHandle) (Memory, error)
 
 	// EnablePeer lets this device's kernels reach the memory of another device.
-	// Once it holds, further calls do nothing. Copies between devices need no call.
+	// Each call is taken back by one DisablePeer. Copies between devices need no call.
 	// Without a link between the devices it returns ErrPeerAccess.
 	EnablePeer(peer int) error
 
-	// DisablePeer takes EnablePeer back, if it held.
+	// DisablePeer takes one EnablePeer back, if there is one.
 	DisablePeer(peer int) error
 
 	// NewStream returns a stream of its own; it does not synchronise with the

@@ -244,8 +244,8 @@ func (d *Driver) leaks() []error {
 	}
 	for i := range d.devices {
 		dev := &d.devices[i]
-		for p, on := range dev.peers {
-			if on {
+		for p, uses := range dev.peers {
+			if uses > 0 {
 				leak(fmt.Sprintf("peer access of device %d to device %d", i, p), dev.enabled[p])
 			}
 		}
@@ -264,7 +264,7 @@ type Device struct {
 	gone  chan struct{} // closed with lost
 
 	// Guarded by d.mu.
-	peers   []bool
+	peers   []int // how often EnablePeer holds
 	enabled map[int]*op
 	modules map[*Module]bool
 	kept    map[*text]bool
@@ -350,8 +350,7 @@ func (v *Device) EnablePeer(peer int) error {
 	o.where()
 	v.d.mu.Lock()
 	defer v.d.mu.Unlock()
-	if !v.peers[peer] {
-		v.peers[peer] = true
+	if v.peers[peer]++; v.peers[peer] == 1 {
 		v.d.stats.Peers++
 		if v.enabled == nil {
 			v.enabled = make(map[int]*op)
@@ -361,7 +360,7 @@ func (v *Device) EnablePeer(peer int) error {
 	return nil
 }
 
-// DisablePeer takes EnablePeer back.
+// DisablePeer takes one EnablePeer back.
 func (v *Device) DisablePeer(peer int) error {
 	if err := v.enter("DisablePeer"); err != nil {
 		return err
@@ -371,9 +370,10 @@ func (v *Device) DisablePeer(peer int) error {
 	}
 	v.d.mu.Lock()
 	defer v.d.mu.Unlock()
-	if v.peers[peer] {
-		v.peers[peer] = false
-		v.d.stats.Peers--
+	if v.peers[peer] > 0 {
+		if v.peers[peer]--; v.peers[peer] == 0 {
+			v.d.stats.Peers--
+		}
 	}
 	return nil
 }

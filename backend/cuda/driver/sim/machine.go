@@ -134,7 +134,7 @@ func (m *Machine) Process(name string) (*Driver, error) {
 	}
 	d.devices = make([]Device, m.cfg.Devices)
 	for i := range d.devices {
-		d.devices[i] = Device{d: d, index: i, peers: make([]bool, m.cfg.Devices), gone: make(chan struct{})}
+		d.devices[i] = Device{d: d, index: i, peers: make([]int, m.cfg.Devices), gone: make(chan struct{})}
 	}
 	host := "host"
 	if name != "" {

@@ -107,7 +107,7 @@ func (d *Driver) resolve(call string, kernelOn int, access []driver.Access) ([]s
 		if err != nil {
 			return nil, &driver.Error{Call: call, Device: kernelOn, Err: err}
 		}
-		if mp.device >= 0 && kernelOn >= 0 && kernelOn != mp.device && !d.devices[kernelOn].peers[mp.device] {
+		if mp.device >= 0 && kernelOn >= 0 && kernelOn != mp.device && d.devices[kernelOn].peers[mp.device] == 0 {
 			return nil, &driver.Error{Call: call, Device: kernelOn, Err: fmt.Errorf(
 				"%w: a kernel that %v of device %d needs EnablePeer(%d)", driver.ErrPeerAccess, a, mp.device, mp.device)}
 		}

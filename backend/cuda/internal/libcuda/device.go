@@ -32,6 +32,7 @@ type Device struct {
 	info  driver.Info
 	peers []atomic.Bool // by device; read by operations, which must not wait for mu
 	near  []atomic.Bool // likewise: those with which copies go directly
+	users []int         // how often EnablePeer holds, by device
 
 	maps   sync.Mutex // CUDA may wait for the device while it is held
 	opened map[[72]byte]*mapping
@@ -95,6 +96,7 @@ func (v *Device) retain(call string) error {
 	}
 	v.ctx, v.info = ctx, info
 	v.peers, v.near = make([]atomic.Bool, len(v.d.devices)), make([]atomic.Bool, len(v.d.devices))
+	v.users = make([]int, len(v.d.devices))
 	v.opened = make(map[[72]byte]*mapping)
 	v.ready.Store(true)
 	return nil
@@ -287,7 +289,15 @@ func (v *Device) EnablePeer(peer int) error {
 	if err := p.open(call); err != nil {
 		return err
 	}
-	return v.enable(call, p, v.peers)
+	v.mu.Lock()
+	v.users[peer]++
+	v.mu.Unlock()
+	if err = v.enable(call, p, v.peers); err != nil {
+		v.mu.Lock()
+		v.users[peer]--
+		v.mu.Unlock()
+	}
+	return err
 }
 
 // meet gives this device and those that have a context already access to each other's memory,
@@ -345,8 +355,7 @@ func (v *Device) enable(call string, p *Device, access []atomic.Bool) error {
 	return nil
 }
 
-// DisablePeer takes EnablePeer back. The access ends with the last Driver of the
-// process that wants it.
+// DisablePeer takes one EnablePeer back. The access ends with the last user in the process.
 func (v *Device) DisablePeer(peer int) error {
 	const call = "DisablePeer"
 	p, err := v.peer(call, peer)
@@ -355,7 +364,8 @@ func (v *Device) DisablePeer(peer int) error {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if !v.peers[peer].Swap(false) {
+	v.users[peer] = max(v.users[peer]-1, 0)
+	if v.users[peer] > 0 || !v.peers[peer].Swap(false) {
 		return nil
 	}
 	return v.release(call, p)

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/internal/peers"
 )
 
 const (
@@ -101,12 +100,7 @@ func (o *Options) check() error {
 	if o.Next {
 		return nil
 	}
-	if o.Channels == 0 {
-		o.Channels = 2048
-	}
-	if o.Depth == 0 {
-		o.Depth = depthFor(o.Ranks)
-	}
+	o.Channels, o.Depth = cmp.Or(o.Channels, 2048), cmp.Or(o.Depth, depthFor(o.Ranks))
 	if o.Channels < 1 || o.Channels > 1<<16 {
 		return fmt.Errorf("window: %d channels, want 1 to %d", o.Channels, 1<<16)
 	}
@@ -200,7 +194,7 @@ type Window struct {
 	opens []driver.Memory // of the other ranks; nil for this one
 	owner [16]byte        // this process, as handles have it
 	uuids [][16]byte
-	peers []int // devices that enable has made reachable
+	peers []int // devices that Reach has enabled
 	order []int // of the ring
 
 	cliques []int // if there is none
@@ -502,29 +496,21 @@ func (w *Window) Reach(h driver.MemoryHandle, at driver.Ptr) (driver.Memory, err
 			continue
 		}
 		if i != w.o.Device.ID().Index {
-			if err := w.enable(i); err != nil {
+			if err := w.o.Device.EnablePeer(i); err != nil {
 				return nil, err
 			}
+			w.peers = append(w.peers, i)
 		}
 		return v.Borrow(at, int(h.Len))
 	}
 	return nil, errors.New("it is on a device of this process that this rank's driver does not have")
 }
 
-// enable gives this device's kernels access to another device, until Detach.
-func (w *Window) enable(to int) error {
-	err := peers.Enable(w.o.Driver, w.o.Device, to)
-	if err == nil {
-		w.peers = append(w.peers, to)
-	}
-	return err
-}
-
-// disable takes back what enable gave.
+// disable takes back what Reach has enabled.
 func (w *Window) disable() error {
 	var errs []error
 	for _, to := range w.peers {
-		errs = append(errs, peers.Disable(w.o.Driver, w.o.Device, to))
+		errs = append(errs, w.o.Device.DisablePeer(to))
 	}
 	w.peers = nil
 	return errors.Join(errs...)

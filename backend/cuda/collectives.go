@@ -8,6 +8,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/internal/ways"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -16,14 +17,6 @@ import (
 // Every collective is checked here, becomes a call, and goes to issue. What kernels and hosts do for it is in its row of
 // operations.
 
-// longest returns the bytes of the longest tensor.
-func longest(ts []*tensor.Tensor) (n int) {
-	for _, t := range ts {
-		n = max(n, t.ByteLen())
-	}
-	return n
-}
-
 // total returns how many elements the tensors have together.
 func total(ts []*tensor.Tensor) (n int) {
 	for _, t := range ts {
@@ -31,9 +24,6 @@ func total(ts []*tensor.Tensor) (n int) {
 	}
 	return n
 }
-
-// bytesOf returns the bytes of all tensors.
-func bytesOf(ts []*tensor.Tensor) int { return total(ts) * ts[0].DType().Size() }
 
 // newReduction is newCall for an operation that combines elements of a dtype. It checks the operator.
 func (b *Backend) newReduction(ctx context.Context, op work.OpType, timeout time.Duration, r backend.ReduceOp, d tensor.DType, n int) (*call, error) {
@@ -59,24 +49,7 @@ func (b *Backend) Broadcast(ctx context.Context, ts []*tensor.Tensor, o backend.
 // or the one that Options.AllReduce names.
 func (b *Backend) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
 	const op = work.AllReduce
-	if len(ts) == 0 {
-		return nil, bad(op, "requires non-empty tensor list")
-	}
-	for i, t := range ts {
-		switch {
-		case t == nil:
-			return nil, bad(op, "tensor %d is nil", i)
-		case t.Device().Type != tensor.CUDA && t.Device().Type != tensor.CPU:
-			return nil, bad(op, "unsupported device type %v of tensor %d", t.Device().Type, i)
-		case t.Layout() != ts[0].Layout():
-			return nil, bad(op, "invalid tensor layout at index %d (expected %v, got %v)", i, ts[0].Layout(), t.Layout())
-		case t.DType() != ts[0].DType():
-			return nil, bad(op, "invalid tensor type at index %d (expected %v, got %v)", i, ts[0].DType(), t.DType())
-		case !t.SameShape(ts[0]):
-			return nil, bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
-		}
-	}
-	if err := b.args.Overlap(op, ts, nil); err != nil {
+	if err := b.args.AllReduce(ts); err != nil {
 		return nil, err
 	}
 	sparse := ts[0].Layout() != tensor.Strided
@@ -104,7 +77,7 @@ func (b *Backend) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, o
 	if err != nil {
 		return nil, err
 	}
-	c.out, c.parts, c.bytes = ts, len(ts), bytesOf(ts)
+	c.out, c.parts, c.bytes = ts, len(ts), place.Bytes(ts)
 	return b.issue(c)
 }
 
@@ -127,18 +100,12 @@ func (b *Backend) Reduce(ctx context.Context, t *tensor.Tensor, o backend.Reduce
 
 // AllGather gathers the ranks' inputs.
 func (b *Backend) AllGather(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
-	if err := b.args.AllGather(out, in, true); err != nil {
-		return nil, err
-	}
-	return b.allGather(ctx, work.AllGather, o, out, in, nil)
+	return b.allGather(ctx, work.AllGather, o, out, in, nil, b.args.AllGather(out, in, true))
 }
 
 // AllGatherV gathers inputs of unequal size.
 func (b *Backend) AllGatherV(ctx context.Context, out []*tensor.Tensor, in *tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
-	if err := b.args.AllGather(out, in, false); err != nil {
-		return nil, err
-	}
-	return b.allGather(ctx, work.AllGather, o, out, in, nil)
+	return b.allGather(ctx, work.AllGather, o, out, in, nil, b.args.AllGather(out, in, false))
 }
 
 // AllGatherIntoTensor gathers the ranks' inputs into parts of out.
@@ -148,17 +115,16 @@ func (b *Backend) AllGatherIntoTensor(ctx context.Context, out, in *tensor.Tenso
 		return nil, err
 	}
 	parts, err := b.args.Cut(op, out, nil)
-	if err != nil {
-		return nil, err
-	}
-	return b.allGather(ctx, op, o, parts, in, []*tensor.Tensor{out})
+	return b.allGather(ctx, op, o, parts, in, []*tensor.Tensor{out}, err)
 }
 
-// allGather takes outputs of all sizes: that is the general case, and those of
-// one size are one.
-func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGatherOptions, out []*tensor.Tensor, in *tensor.Tensor, result []*tensor.Tensor) (*work.Work, error) {
+// allGather takes outputs of all sizes, unless the call is wrong.
+func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGatherOptions, out []*tensor.Tensor, in *tensor.Tensor, result []*tensor.Tensor, wrong error) (*work.Work, error) {
+	if wrong != nil {
+		return nil, wrong
+	}
 	c := b.newCall(ctx, op, o.Timeout, board.Call{DType: in.DType(), N: total(out), Root: -1})
-	c.out, c.in, c.result, c.bytes = out, []*tensor.Tensor{in}, result, longest(out)
+	c.out, c.in, c.result, c.bytes = out, []*tensor.Tensor{in}, result, place.Longest(out)
 	c.uneven = slices.ContainsFunc(out, func(t *tensor.Tensor) bool { return t.Len() != in.Len() })
 	return b.issue(c)
 }
@@ -166,25 +132,22 @@ func (b *Backend) allGather(ctx context.Context, op work.OpType, o backend.AllGa
 // AllGatherCoalesced gathers the same range of all inputs at a time.
 func (b *Backend) AllGatherCoalesced(ctx context.Context, out [][]*tensor.Tensor, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	joined, err := b.args.AllGatherCoalesced(out, in)
-	if err != nil {
-		return nil, err
-	}
-	return b.allGatherCoalesced(ctx, o, joined, in, nil)
+	return b.allGatherCoalesced(ctx, o, joined, in, nil, err)
 }
 
 // AllGatherIntoTensorCoalesced gathers the same range of all inputs at a time.
 func (b *Backend) AllGatherIntoTensorCoalesced(ctx context.Context, out, in []*tensor.Tensor, o backend.AllGatherOptions) (*work.Work, error) {
 	joined, err := b.args.AllGatherIntoTensorCoalesced(out, in)
-	if err != nil {
-		return nil, err
-	}
-	return b.allGatherCoalesced(ctx, o, joined, in, out)
+	return b.allGatherCoalesced(ctx, o, joined, in, out, err)
 }
 
-// allGatherCoalesced gathers rank r's input i to out[r*len(in)+i].
-func (b *Backend) allGatherCoalesced(ctx context.Context, o backend.AllGatherOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
+// allGatherCoalesced gathers rank r's input i to out[r*len(in)+i], unless the call is wrong.
+func (b *Backend) allGatherCoalesced(ctx context.Context, o backend.AllGatherOptions, out, in, result []*tensor.Tensor, wrong error) (*work.Work, error) {
+	if wrong != nil {
+		return nil, wrong
+	}
 	c := b.newCall(ctx, work.AllGatherCoalesced, o.Timeout, board.Call{DType: in[0].DType(), N: total(out), Root: -1})
-	c.out, c.in, c.result, c.parts, c.bytes = out, in, result, len(in), bytesOf(in)
+	c.out, c.in, c.result, c.parts, c.bytes = out, in, result, len(in), place.Bytes(in)
 	return b.issue(c)
 }
 
@@ -223,10 +186,7 @@ func (b *Backend) Scatter(ctx context.Context, out *tensor.Tensor, in []*tensor.
 
 // ReduceScatter combines input i of all ranks into rank i's output.
 func (b *Backend) ReduceScatter(ctx context.Context, out *tensor.Tensor, in []*tensor.Tensor, o backend.ReduceScatterOptions) (*work.Work, error) {
-	if err := b.args.ReduceScatter(out, in); err != nil {
-		return nil, err
-	}
-	return b.reduceScatter(ctx, work.ReduceScatter, o, []*tensor.Tensor{out}, in)
+	return b.reduceScatter(ctx, work.ReduceScatter, o, []*tensor.Tensor{out}, in, b.args.ReduceScatter(out, in))
 }
 
 // ReduceScatterTensor combines part i of all ranks' inputs into rank i's output.
@@ -251,18 +211,21 @@ func (b *Backend) reduceScatterTensors(ctx context.Context, op work.OpType, out,
 		}
 		joined = append(joined, parts...)
 	}
-	return b.reduceScatter(ctx, op, o, out, joined)
+	return b.reduceScatter(ctx, op, o, out, joined, nil)
 }
 
-// reduceScatter combines in[i*size+r] of all ranks into rank r's out[i].
-func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.ReduceScatterOptions, out, in []*tensor.Tensor) (*work.Work, error) {
+// reduceScatter combines in[i*size+r] of all ranks into rank r's out[i], unless the call is wrong.
+func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.ReduceScatterOptions, out, in []*tensor.Tensor, wrong error) (*work.Work, error) {
+	if wrong != nil {
+		return nil, wrong
+	}
 	c, err := b.newReduction(ctx, op, o.Timeout, o.Op, out[0].DType(), total(in))
 	if err != nil {
 		return nil, err
 	}
-	c.out, c.in, c.parts, c.bytes = out, in, len(out), bytesOf(out)
+	c.out, c.in, c.parts, c.bytes = out, in, len(out), place.Bytes(out)
 	if len(out) == 1 && slices.ContainsFunc(in, func(t *tensor.Tensor) bool { return t.Len() != out[0].Len() }) {
-		c.uneven, c.bytes = true, longest(in)
+		c.uneven, c.bytes = true, place.Longest(in)
 	}
 	return b.issue(c)
 }
@@ -270,31 +233,19 @@ func (b *Backend) reduceScatter(ctx context.Context, op work.OpType, o backend.R
 // AllToAll sends in[j] to rank j. A rank knows its own messages only, so through the hosts it goes
 // in one piece.
 func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o backend.AllToAllOptions) (*work.Work, error) {
-	if err := b.args.AllToAll(out, in); err != nil {
-		return nil, err
-	}
-	return b.allToAll(ctx, work.AllToAll, o, out, in, nil)
+	return b.allToAll(ctx, work.AllToAll, o, out, in, nil, b.args.AllToAll(out, in))
 }
 
 // AllToAllSingle sends part j of in to rank j, as AllToAll does.
 func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, o backend.AllToAllOptions) (*work.Work, error) {
-	const op = work.AllToAllSingle
-	recv, send, err := b.args.AllToAllSingle(out, in, outSplits, inSplits)
-	if err != nil {
-		return nil, err
-	}
-	ins, err := b.args.Cut(op, in, send)
-	if err != nil {
-		return nil, err
-	}
-	outs, err := b.args.Cut(op, out, recv)
-	if err != nil {
-		return nil, err
-	}
-	return b.allToAll(ctx, op, o, outs, ins, []*tensor.Tensor{out})
+	outs, ins, err := b.args.AllToAllParts(out, in, outSplits, inSplits)
+	return b.allToAll(ctx, work.AllToAllSingle, o, outs, ins, []*tensor.Tensor{out}, err)
 }
 
-func (b *Backend) allToAll(ctx context.Context, op work.OpType, o backend.AllToAllOptions, out, in, result []*tensor.Tensor) (*work.Work, error) {
+func (b *Backend) allToAll(ctx context.Context, op work.OpType, o backend.AllToAllOptions, out, in, result []*tensor.Tensor, wrong error) (*work.Work, error) {
+	if wrong != nil {
+		return nil, wrong
+	}
 	c := b.newCall(ctx, op, o.Timeout, board.Call{DType: in[0].DType(), Root: -1})
 	c.out, c.in, c.result, c.bytes = out, in, result, ways.UnknownBytes
 	return b.issue(c)

@@ -130,6 +130,27 @@ func (c *Checker) Broadcast(ts []*tensor.Tensor, o backend.BroadcastOptions) err
 	return c.Overlap(op, ts, nil)
 }
 
+// AllReduce checks that the tensors of an all_reduce have one layout, dtype and shape. They may be sparse.
+func (c *Checker) AllReduce(ts []*tensor.Tensor) error {
+	const op = work.AllReduce
+	if len(ts) == 0 {
+		return c.bad(op, "requires non-empty tensor list")
+	}
+	for i, t := range ts {
+		switch {
+		case t == nil:
+			return c.bad(op, "tensor %d is nil", i)
+		case t.Layout() != ts[0].Layout():
+			return c.bad(op, "invalid tensor layout at index %d (expected %v, got %v)", i, ts[0].Layout(), t.Layout())
+		case t.DType() != ts[0].DType():
+			return c.bad(op, "invalid tensor type at index %d (expected %v, got %v)", i, ts[0].DType(), t.DType())
+		case !t.SameShape(ts[0]):
+			return c.bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
+		}
+	}
+	return c.Overlap(op, ts, nil)
+}
+
 // AllReduceCoalesced checks a coalesced all_reduce.
 func (c *Checker) AllReduceCoalesced(ts []*tensor.Tensor) error {
 	const op = work.AllReduceCoalesced
@@ -391,6 +412,18 @@ func (c *Checker) AllToAllSingle(out, in *tensor.Tensor, outSplits, inSplits []i
 		return nil, nil, c.bad(op, "rank %d sends itself %d bytes but receives %d", c.Rank, n, m)
 	}
 	return recv, send, c.Overlap(op, []*tensor.Tensor{out}, []*tensor.Tensor{in})
+}
+
+// AllToAllParts is AllToAllSingle, and returns each rank's part of the tensors.
+func (c *Checker) AllToAllParts(out, in *tensor.Tensor, outSplits, inSplits []int) (outs, ins []*tensor.Tensor, err error) {
+	recv, send, err := c.AllToAllSingle(out, in, outSplits, inSplits)
+	if err == nil {
+		ins, err = c.Cut(work.AllToAllSingle, in, send)
+	}
+	if err == nil {
+		outs, err = c.Cut(work.AllToAllSingle, out, recv)
+	}
+	return outs, ins, err
 }
 
 // RowBytes returns the bytes of a row along dimension 0, 0 if there is none.

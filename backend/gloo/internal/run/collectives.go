@@ -45,23 +45,13 @@ func runBroadcast(e *engine) error {
 // AllReduce runs the all-reduce work for the tensors' device type and layout.
 func (b *Group) AllReduce(ctx context.Context, ts []*tensor.Tensor, o backend.AllReduceOptions) (*work.Work, error) {
 	const op = work.AllReduce
-	if len(ts) == 0 {
-		return nil, bad(op, "requires non-empty tensor list")
+	if err := b.args.AllReduce(ts); err != nil {
+		return nil, err
 	}
 	for i, t := range ts {
-		switch {
-		case t == nil:
-			return nil, bad(op, "tensor %d is nil", i)
-		case t.Layout() != ts[0].Layout():
-			return nil, bad(op, "invalid tensor layout at index %d (expected %v, got %v)", i, ts[0].Layout(), t.Layout())
-		case t.DType() != ts[0].DType() || t.Device() != ts[0].Device():
-			return nil, bad(op, "invalid tensor type at index %d (expected %v on %v, got %v on %v)", i, ts[0].DType(), ts[0].Device(), t.DType(), t.Device())
-		case !t.SameShape(ts[0]):
-			return nil, bad(op, "invalid tensor size at index %d (expected %v, got %v)", i, ts[0].Shape(), t.Shape())
+		if t.Device() != ts[0].Device() {
+			return nil, bad(op, "invalid device at index %d (expected %v, got %v)", i, ts[0].Device(), t.Device())
 		}
-	}
-	if err := b.args.Overlap(op, ts, nil); err != nil {
-		return nil, err
 	}
 	q := b.spare()
 	ts = append(q.future.room[:0], ts...)

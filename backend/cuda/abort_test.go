@@ -412,3 +412,61 @@ func TestReleasedStreams(t *testing.T) {
 		})
 	}
 }
+
+// mourner is a CPU backend that knows of a death which the other ranks have not noticed.
+type mourner struct {
+	backend.Backend
+	rank int
+}
+
+func (m mourner) Err() error {
+	if f := mourned.Load(); f != nil && m.rank == 1 {
+		return *f
+	}
+	return m.Backend.(interface{ Err() error }).Err()
+}
+
+var mourned atomic.Pointer[error]
+
+const mournerName = "mourner"
+
+func init() {
+	err := backend.Register(backend.Registration{
+		Name: mournerName, Devices: []tensor.DeviceType{tensor.CPU},
+		New: func(ctx context.Context, o backend.Options) (backend.Backend, error) {
+			b, err := gloo.New(ctx, o)
+			return mourner{b, o.Rank}, err
+		},
+	})
+	if err != nil {
+		panic(err)
+	}
+}
+
+// TestRefusedTells has rank 0 wait for rank 1, which alone knows that rank 2 has died. Its call is refused, and rank 0
+// hears of the death.
+func TestRefusedTells(t *testing.T) {
+	w := newWorld(t, setup{size: 3, native: true, timeout: patience, sim: sim.Config{Devices: 1, Quiet: true}, options: cuda.Options{CPU: mournerName}})
+	receives := make(chan struct{})
+	errs := runEach(w, func(x *rank, r int, _ chan struct{}) error {
+		b := must.Get(x.bucket(r))
+		switch r {
+		case 0:
+			v, err := x.b.Recv(x.ctx, b.t, 1, backend.P2POptions{})
+			close(receives)
+			return x.wait(v, err)
+		case 1:
+			<-receives
+			died := error(&work.Error{Peer: 2, Err: work.ErrPeerDied})
+			mourned.Store(&died)
+			defer mourned.Store(nil)
+			return must.Err(x.b.Send(x.ctx, b.t, 0, backend.P2POptions{}))
+		}
+		return nil
+	})
+	for r, err := range errs[:2] {
+		require.ErrorIs(t, err, work.ErrPeerDied, "rank %d", r)
+		require.Equal(t, 2, must.As[*work.Error](t, err).Peer, "rank %d", r)
+	}
+	w.drop(t)
+}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/internal/plan"
@@ -49,7 +50,7 @@ func (b *Backend) setWays(t *choice.Table) {
 		return ways.New(t, ways.Group{Link: l, Ranks: b.g.Size, Allowed: b.options.allowed})
 	}
 	b.peers, b.ring, b.shared, b.apart = over(ways.Peers), over(ways.Neighbours), over(ways.Shared), over(ways.Host)
-	if !b.g.OneHost() {
+	if !b.g.OneHost {
 		b.apart = over(ways.Hosts)
 	}
 	b.direct.Share = b.peers.Has(plan.OpAllReduce, ways.HostShared)
@@ -72,9 +73,9 @@ func (b *Backend) link() ways.Link {
 	switch {
 	case b.direct.Mesh() == nil:
 		return ways.Peers
-	case b.direct.Can() == nil && b.direct.Known() == nil:
+	case b.direct.Can() == nil && b.direct.Has(board.Call{}) == nil:
 		return ways.Neighbours
-	case !b.g.OneHost():
+	case !b.g.OneHost:
 		return ways.Hosts
 	case b.direct.Shared.Load():
 		return ways.Shared

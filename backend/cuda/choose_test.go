@@ -133,7 +133,7 @@ func TestTablesDiffer(t *testing.T) {
 	require.NoError(t, errors.Join(open(one, same)...))
 	dtypes[0] = []tensor.DType{tensor.Float32, tensor.Int32}
 	for r, err := range open(one, same) {
-		require.ErrorContains(t, err, fmt.Sprintf("cuda: rank %d has other Options.DTypes than rank %d, which has [", 1-r, r))
+		require.ErrorContains(t, err, fmt.Sprintf("cuda: rank %d has another Options.DTypes than rank %d, which has \"[", 1-r, r))
 	}
 	dtypes = [2][]tensor.DType{{tensor.Bool}, {tensor.Bool}}
 	for _, err := range open(one, same) {

@@ -1,13 +1,14 @@
 package cuda
 
 import (
+	"bytes"
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -257,7 +258,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	g, err := group.New(group.Config{
 		Rank: o.Rank, Size: o.Size, Group: o.Group, Names: o.Names, Timeout: o.Timeout, Driver: own.Driver, Missing: missing, Chunk: own.Chunk, Slots: own.Slots,
-		SharedSlots: cmp.Or(slots, hostshm.Slots(o.Size, own.Chunk, group.DefaultSlots)), Pinned: own.Pinned, Scratch: own.Scratch, Limits: own.unshared(),
+		SharedSlots: cmp.Or(slots, hostshm.Slots(o.Size, own.Chunk, group.DefaultSlots)), KeepPinned: own.Pinned, KeepScratch: own.Scratch, Limits: own.unshared(),
 	})
 	if err != nil {
 		return nil, err
@@ -323,51 +324,23 @@ func (b *Backend) prepare(ctx context.Context) error {
 
 // agree checks that what must be the same on all ranks is.
 func (b *Backend) agree(ctx context.Context, table string) error {
-	const nameLen, tableLen = 56, 32
-	if len(b.options.AllReduce) > nameLen {
-		return fmt.Errorf("cuda: Options.AllReduce is a name of %d bytes, want at most %d", len(b.options.AllReduce), nameLen)
+	loads := slices.DeleteFunc(tensor.DTypes(), func(d tensor.DType) bool { return !slices.Contains(b.options.DTypes, d) })
+	names := []string{"table of ways (Options.Table or " + tableVariable + ")", "Options.DTypes", "Options.Chunk", "Options.Broadcast", "Options.AllReduce"}
+	mine := []string{table, fmt.Sprint(loads), fmt.Sprint(b.options.Chunk), b.options.Broadcast, b.options.AllReduce}
+	told := make([]byte, 512)
+	if text := strings.Join(mine, "\n"); copy(told, text) < len(text) {
+		return fmt.Errorf("cuda: Options.AllReduce is a name of %d bytes, which is too long", len(b.options.AllReduce))
 	}
-	const wayLen = 8
-	mine := make([]byte, 8+wayLen+nameLen+tableLen+8)
-	var loads uint64
-	for _, d := range b.options.DTypes {
-		loads |= 1 << d
-	}
-	binary.LittleEndian.PutUint64(mine, uint64(b.options.Chunk))
-	binary.LittleEndian.PutUint64(mine[len(mine)-8:], loads)
-	copy(mine[8:8+wayLen], b.options.Broadcast)
-	copy(mine[8+wayLen:], b.options.AllReduce)
-	copy(mine[8+wayLen+nameLen:], table)
-	in, err := tensor.Of(mine, len(mine))
-	if err != nil {
-		return err
-	}
-	all := make([]byte, len(mine)*b.g.Size)
-	out, err := tensor.Of(all, len(all))
-	if err != nil {
-		return err
-	}
-	w, err := b.g.CPU.AllGatherIntoTensor(ctx, out, in, backend.AllGatherOptions{})
-	if err == nil {
-		err = w.Wait(context.Background())
-	}
+	_, all, err := b.g.Hear(ctx, 0, group.Told(nil, told))
 	if err != nil {
 		return fmt.Errorf("cuda: comparing options with the other ranks: %w", err)
 	}
-	for r := range b.g.Size {
-		theirs := all[r*len(mine) : (r+1)*len(mine)]
-		named, listed := 8+wayLen+nameLen, len(mine)-8
-		if !slices.Equal(theirs[listed:], mine[listed:]) {
-			return fmt.Errorf("cuda: rank %d has other Options.DTypes than rank %d, which has %v: give all ranks the same",
-				r, b.g.Rank, b.options.DTypes)
-		}
-		if !slices.Equal(theirs[named:listed], mine[named:listed]) {
-			return fmt.Errorf("cuda: rank %d has another table of ways (Options.Table or %s) than rank %d: give all ranks the same file", r, tableVariable, b.g.Rank)
-		}
-		if !slices.Equal(theirs, mine) {
-			return fmt.Errorf("cuda: rank %d has Options.Chunk %d, AllReduce %q and Broadcast %q, rank %d %d, %q and %q", r,
-				binary.LittleEndian.Uint64(theirs), group.TrimZeros(theirs[8+wayLen:named]), group.TrimZeros(theirs[8:8+wayLen]),
-				b.g.Rank, b.options.Chunk, b.options.AllReduce, b.options.Broadcast)
+	for r, x := range all {
+		theirs := strings.Split(string(bytes.TrimRight(x, "\x00")), "\n")
+		for i, name := range names {
+			if len(theirs) != len(names) || theirs[i] != mine[i] {
+				return fmt.Errorf("cuda: rank %d has another %s than rank %d, which has %q: give all ranks the same", r, name, b.g.Rank, mine[i])
+			}
 		}
 	}
 	return nil

@@ -185,11 +185,10 @@ func (b *Backend) join(op plan.Op, parts []directway.Part) []directway.Part {
 	one := directway.Part{Op: small[0].Op, Joined: op == plan.OpAllReduce}
 	for _, p := range small {
 		one.N += p.N
-		if op != plan.OpAllGather {
-			one.Out = append(one.Out, p.Out[0])
-		}
 		if op == plan.OpAllGather {
 			one.In = append(one.In, p.In[0])
+		} else {
+			one.Out = append(one.Out, p.Out[0])
 		}
 	}
 	// The tensors of a rank are together, and the ranks in order.

@@ -1,14 +1,12 @@
 package cuda
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
-	"unsafe"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
@@ -38,7 +36,7 @@ type mixed struct {
 type shadowed struct {
 	b       *Backend
 	work    *work.Work
-	results []memoryRange // that are copied back, in order and without overlap
+	results [][2]uint64 // addresses that are written
 	tensors []*tensor.Tensor
 	pinned  []driver.HostMemory
 	memory  []driver.Memory
@@ -158,7 +156,7 @@ func (b *Backend) copies() (driver.Stream, error) {
 // mix runs a collective with shadows of the tensors in CPU memory: f gets the lists with them. Written are the tensors
 // that get a result. The lists are dense, and belong to mix.
 func (b *Backend) mix(ctx context.Context, op work.OpType, written, result []*tensor.Tensor, lists [][]*tensor.Tensor, f func(ctx context.Context, lists [][]*tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
-	if c := driver.CallStreamsOf(ctx); c != nil && c.In != nil && driver.Capturing(c.In) {
+	if driver.CallCaptured(ctx) {
 		return nil, fmt.Errorf("cuda: %v in a capture: %w: a tensor of the call is in CPU memory", op, driver.ErrCapture)
 	}
 	if err := b.mixed.begin(ctx, lists); err != nil {
@@ -295,60 +293,24 @@ func (m *mixed) end(s *shadowed, err error) {
 	}
 }
 
-// memoryRange is a range of CPU memory.
-type memoryRange struct{ from, to uintptr }
-
-// rangeOf returns between which addresses the elements of a tensor in CPU memory lie.
-func rangeOf(t *tensor.Tensor) (r memoryRange, ok bool) {
-	if !inCPU(t) || t.Len() == 0 {
-		return r, false
-	}
-	lo, hi := t.Offset(), t.Offset()
-	for i, s := range t.Strides() {
-		if n := (t.Dim(i) - 1) * s; n < 0 {
-			lo += n
-		} else {
-			hi += n
-		}
-	}
-	all, err := t.AsStrided([]int{hi - lo + 1}, []int{1}, lo)
-	if err != nil {
-		return r, false
-	}
-	at := uintptr(unsafe.Pointer(unsafe.SliceData(all.Bytes())))
-	return memoryRange{at, at + uintptr(all.ByteLen())}, true
-}
-
-// rangesOf returns the ranges of the tensors in CPU memory, in order and without overlap.
-func rangesOf(ts []*tensor.Tensor) (all []memoryRange) {
+// rangesOf returns the addresses between which the tensors in CPU memory lie.
+func rangesOf(ts []*tensor.Tensor) (all [][2]uint64) {
 	for _, t := range ts {
-		if r, ok := rangeOf(t); ok {
-			all = append(all, r)
+		if inCPU(t) {
+			from, to := t.Range()
+			all = append(all, [2]uint64{from, to})
 		}
 	}
-	slices.SortFunc(all, func(a, b memoryRange) int { return cmp.Compare(a.from, b.from) })
-	n := 0
-	for _, r := range all {
-		if n > 0 && r.from < all[n-1].to {
-			all[n-1].to = max(all[n-1].to, r.to)
-			continue
-		}
-		all[n] = r
-		n++
-	}
-	return all[:n]
+	return all
 }
 
 // writes reports whether the results of a call are copied to where a tensor lies.
 func (s *shadowed) writes(t *tensor.Tensor) bool {
-	r, ok := rangeOf(t)
-	i, _ := slices.BinarySearchFunc(s.results, r.from, func(x memoryRange, at uintptr) int {
-		if x.to <= at {
-			return -1
-		}
-		return 1
-	})
-	return ok && i < len(s.results) && s.results[i].from < r.to
+	if !inCPU(t) {
+		return false
+	}
+	from, to := t.Range()
+	return slices.ContainsFunc(s.results, func(r [2]uint64) bool { return r[0] < to && from < r[1] })
 }
 
 // mixedWork is a collective with shadows.

@@ -105,7 +105,7 @@ func (b *Backend) entriesOn(ts []*tensor.Tensor) error {
 // Issue implements way.
 func (w sparseWay) Issue(call *call) (*work.Work, error) {
 	b, ctx, op, ts := call.b, call.ctx, call.op, call.out
-	if c := driver.CallStreamsOf(ctx); c != nil && c.In != nil && driver.Capturing(c.In) {
+	if driver.CallCaptured(ctx) {
 		return nil, fmt.Errorf("cuda: %v in a capture: %w: nobody knows how many entries the sum of sparse tensors will have", op, driver.ErrCapture)
 	}
 	if err := b.entriesOn(ts); err != nil {

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 )
@@ -38,6 +39,12 @@ type Graph interface {
 func Capturing(s Stream) bool {
 	c, ok := s.(Capturer)
 	return ok && c.Capturing()
+}
+
+// CallCaptured reports whether a call with a context is part of a stream that is captured.
+func CallCaptured(ctx context.Context) bool {
+	c := CallStreamsOf(ctx)
+	return c != nil && c.In != nil && Capturing(c.In)
 }
 
 // Capture captures what enqueue gives a stream. Where the stream's driver has no graphs the

@@ -39,15 +39,13 @@ type Call struct {
 	Print board.Call
 }
 
-// First returns a tensor of the call. Every rank has one.
-func (c *Call) First() *tensor.Tensor {
+// dtype returns that of the tensors. Every rank has one.
+func (c *Call) dtype() tensor.DType {
 	if len(c.Out) > 0 {
-		return c.Out[0]
+		return c.Out[0].DType()
 	}
-	return c.In[0]
+	return c.In[0].DType()
 }
-
-func (c *Call) dtype() tensor.DType { return c.First().DType() }
 
 // start returns where a rank's block begins, of blocks of n bytes if they have one length.
 func (c *Call) start(rank, n int) int {
@@ -64,22 +62,6 @@ func (c *Call) start(rank, n int) int {
 // mostTensors bounds the tensors of a call besides one for each rank: each may have commands of its own.
 const mostTensors = 32
 
-// Supports returns why a group of so many ranks has no plan for a call. The answer is the same on all ranks.
-func (c *Call) Supports(ranks int) error {
-	if n := len(c.Out) + len(c.In) - ranks; n > mostTensors {
-		return fmt.Errorf("a rank has %d tensors besides one for each rank, more than %d", n, mostTensors)
-	}
-	return nil
-}
-
-// bytes returns the length of tensors that are a buffer.
-func bytes(ts []*tensor.Tensor) (n int) {
-	for _, t := range ts {
-		n += t.ByteLen()
-	}
-	return n
-}
-
 // root reports whether this rank only reads the first tensor.
 func (c *Call) root(rank int) bool { return c.Op == plan.OpBroadcast && c.Root == rank }
 
@@ -94,11 +76,11 @@ func (g *Group) planned(c *Call, grain int) (*cluster.Plan, error) {
 		n = c.Out[0].ByteLen()
 		all = n
 	case plan.OpReduceScatter:
-		n, all = bytes(c.Out), bytes(c.In)
+		n, all = place.Bytes(c.Out), place.Bytes(c.In)
 	case plan.OpAllGather:
-		n, all = bytes(c.In), bytes(c.Out)
+		n, all = place.Bytes(c.In), place.Bytes(c.Out)
 	default: // of a reduce, one of them is empty
-		n = max(bytes(c.Out), bytes(c.In))
+		n = max(place.Bytes(c.Out), place.Bytes(c.In))
 		all = n
 	}
 	call := cluster.Call{Op: c.Op, Apart: true, Rank: g.B.Rank, Root: c.Root, Bytes: int64(n), Elem: int64(grain), Chunk: int64(max(g.Chunk, (all+mostChunks-1)/mostChunks, 1))}
@@ -220,11 +202,12 @@ var errNetwork = errors.New("the stage between clusters has failed")
 // turn waits until a turn is the host's, that of the chunk with step i. The wait ends early with the operation,
 // with the network's part, and when lost, which may be nil, returns an error.
 func (j *job) turn(lost func() error, i, turn int) error {
-	return j.o.Begin(waiting{j, i, lost}, turn)
+	return j.o.Begin(waiting{context.Background(), j, i, lost}, turn)
 }
 
 // waiting is the context of turn.
 type waiting struct {
+	context.Context
 	j    *job
 	step int
 	lost func() error
@@ -241,15 +224,11 @@ func (w waiting) owed() bool {
 	return false
 }
 
-func (waiting) Deadline() (time.Time, bool) { return time.Time{}, false }
-func (waiting) Done() <-chan struct{}       { return nil }
-func (waiting) Value(any) any               { return nil }
-
 func (w waiting) Err() error {
 	if w.j.network.IsCompleted() && w.j.network.Err() != nil {
 		return errNetwork
 	}
-	if err := w.j.o.Stopped(); err != nil {
+	if err := w.j.o.AskDriver(); err != nil {
 		if errors.Is(err, work.ErrTimeout) && w.owed() {
 			return nil
 		}

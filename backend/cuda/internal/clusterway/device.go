@@ -124,7 +124,7 @@ func (p *deviceJob) place() (err error) {
 	switch {
 	case c.Op == plan.OpReduce && c.Root != p.g.B.Rank:
 		// The others' steps write to the buffer, and their tensors stay as they are.
-		if p.bufs[plan.Out], err = p.o.Scratch(p.dev, bytes(c.In)); err == nil {
+		if p.bufs[plan.Out], err = p.o.Scratch(p.dev, place.Bytes(c.In)); err == nil {
 			p.bring = moves(c.In, p.bufs[plan.Out])
 		}
 		return p.elsewhere(err)

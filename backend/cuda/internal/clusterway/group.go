@@ -1,7 +1,6 @@
 package clusterway
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,8 +61,14 @@ func (g *Group) Ranks() int { return g.kernels.Size() }
 // Can returns why the group does not do a call, nil if it does. The answer is the same on all ranks. With KernelsOnly it
 // may change when the ranks meet.
 func (g *Group) Can(c *Call) error {
-	if err := cmp.Or(g.Refused(), c.Supports(g.B.Size)); err != nil || !g.KernelsOnly || !g.met.Load() {
+	if err := g.Refused(); err != nil {
 		return err
+	}
+	if n := len(c.Out) + len(c.In) - g.B.Size; n > mostTensors {
+		return fmt.Errorf("a rank has %d tensors besides one for each rank, more than %d", n, mostTensors)
+	}
+	if !g.KernelsOnly || !g.met.Load() {
+		return nil
 	}
 	return c.supported()
 }

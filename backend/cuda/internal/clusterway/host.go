@@ -1,6 +1,7 @@
 package clusterway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -159,57 +160,46 @@ func (h *walk) inside(o *group.Operation, s *cluster.Step) error {
 		return nil
 	}
 	g, me := h.g.Inside, h.g.Layout.Place(h.g.B.Rank)
-	d := h.c.dtype()
-	vector := func(b []byte) (*tensor.Tensor, error) { return tensor.FromBytes(d, b, len(b)/d.Size()) }
 	ctx := context.Background() // the end of the group ends the cluster's
+	if s.Op == plan.OpGather {
+		return h.g.insideError(h.collect(ctx, o, s, src, dst))
+	}
 	// Each part is an operation of its own, begun before the first is waited for.
-	var wait []func() error
+	var all []*work.Work
+	var err error
 	for i := range s.Parts {
 		x := &s.Parts[i]
+		var t *tensor.Tensor
+		var w *work.Work
 		switch s.Op {
 		case plan.OpReduceScatter:
-			b := src(x)
+			b, d := src(x), h.c.dtype()
 			if x.To == me {
 				b = into(dst(x), b)
 			}
-			t, err := vector(b)
-			if err != nil {
-				return err
+			if t, err = tensor.FromBytes(d, b, len(b)/d.Size()); err == nil {
+				w, err = g.Reduce(ctx, t, backend.ReduceOptions{Op: prepared(h.c.Reduce), Root: x.To, Timeout: o.Left()})
 			}
-			w, err := g.Reduce(ctx, t, backend.ReduceOptions{Op: prepared(h.c.Reduce), Root: x.To, Timeout: o.Left()})
-			if err != nil {
-				return err
-			}
-			wait = append(wait, func() error { return w.Wait(ctx) })
 		case plan.OpAllGather:
 			b := dst(x)
 			if x.From == me {
 				into(b, src(x))
 			}
-			t, err := tensor.Of(b, len(b))
-			if err != nil {
-				return err
+			if t, err = tensor.Of(b, len(b)); err == nil {
+				w, err = g.Broadcast(ctx, []*tensor.Tensor{t}, backend.BroadcastOptions{Root: x.From, Timeout: o.Left()})
 			}
-			w, err := g.Broadcast(ctx, []*tensor.Tensor{t}, backend.BroadcastOptions{Root: x.From, Timeout: o.Left()})
-			if err != nil {
-				return err
-			}
-			wait = append(wait, func() error { return w.Wait(ctx) })
-		case plan.OpGather:
 		default:
-			return fmt.Errorf("cuda: no way for a %v inside a cluster", s.Op)
+			err = fmt.Errorf("cuda: no way for a %v inside a cluster", s.Op)
 		}
-	}
-	if s.Op == plan.OpGather {
-		return h.g.insideError(h.collect(ctx, o, s, src, dst))
-	}
-	var first error
-	for _, f := range wait {
-		if err := f(); err != nil && first == nil {
-			first = err
+		if err != nil {
+			return h.g.insideError(err)
 		}
+		all = append(all, w)
 	}
-	return h.g.insideError(first)
+	for _, w := range all {
+		err = cmp.Or(err, w.Wait(ctx))
+	}
+	return h.g.insideError(err)
 }
 
 // collect runs a gather inside the cluster.
@@ -467,11 +457,7 @@ func joined(ts []*tensor.Tensor, read, clone bool) ([]byte, error) {
 	if len(ts) == 1 && ts[0].IsContiguous() && !clone {
 		return ts[0].Bytes(), nil
 	}
-	n := 0
-	for _, t := range ts {
-		n += t.ByteLen()
-	}
-	all := make([]byte, n)
+	all := make([]byte, place.Bytes(ts))
 	rest := all
 	for _, t := range ts {
 		if read {

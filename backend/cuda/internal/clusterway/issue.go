@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -28,7 +29,7 @@ func (g *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration
 	case j.flat():
 		all := append(c.Out[:len(c.Out):len(c.Out)], c.In...)
 		o.Legs = append(group.Legs(group.Both, c.Out...), group.Legs(group.From, c.In...)...)
-		o.Program = &flatJob{job: j, bytes: bytes(all)}
+		o.Program = &flatJob{job: j, bytes: place.Bytes(all)}
 	default:
 		newHostJob(j, o)
 	}

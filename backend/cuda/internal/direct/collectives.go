@@ -1,6 +1,7 @@
 package direct
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -31,7 +32,7 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 	}
 	if !twoShots(bytes, c.ranks, form) {
 		return c.enqueue(s, step{
-			dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f.all, blocks: form.Blocks,
+			dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, r: r, f: f.all, blocks: form.Blocks,
 		})
 	}
 	if c.ranks > 2 {
@@ -41,7 +42,7 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 	at := part * c.rank
 	mine := min(part, bytes-at)
 	err = c.enqueue(s, step{
-		dst: dst + driver.Ptr(at), src: src, part: part, srcStep: part, srcBytes: bytes, dstBytes: mine, srcRange: bytes, dstRange: mine, r: r, f: f.all,
+		dst: dst + driver.Ptr(at), src: src, part: part, srcStep: part, srcBytes: bytes, dstBytes: mine, r: r, f: f.all,
 		blocks: form.Blocks,
 	})
 	if err != nil {
@@ -53,25 +54,7 @@ func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType,
 // ReduceScatter combines the ranks' parts of n elements each: src has one for each rank, in
 // order, and dst gets this rank's.
 func (c *Comm) ReduceScatter(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, form Form) error {
-	f, r, err := c.kernel("reduce_scatter", op, d, form.Ring)
-	if err != nil {
-		return err
-	}
-	if ok, err := c.begin("reduce_scatter", dst, src, n); !ok {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	part := n * d.Size()
-	all := part * c.ranks
-	x := step{
-		dst: dst, src: src, part: part, srcStep: part, srcBytes: all, dstBytes: part, srcRange: all, dstRange: part,
-		r: r, f: f.all, blocks: form.Blocks,
-	}
-	if form.Ring {
-		return c.ringScatter(s, x, d)
-	}
-	return c.enqueue(s, x)
+	return c.ReduceScatterV(s, dst, src, n, n, n*c.ranks, d, op, form)
 }
 
 // AllGather brings n bytes at src of each rank to dst, in the order of the ranks. Src may be
@@ -91,7 +74,7 @@ func (c *Comm) AllGather(s Launcher, dst, src driver.Ptr, n int, form Form) erro
 	defer c.mu.Unlock()
 	all := n * c.ranks
 	return c.enqueue(s, step{
-		dst: dst, src: src, part: n, srcBytes: n, dstStep: n, dstBytes: all, srcRange: n, dstRange: all, r: none, f: c.gathers, kind: Gathers, blocks: form.Blocks,
+		dst: dst, src: src, part: n, srcBytes: n, dstStep: n, dstBytes: all, r: none, f: c.gathers, kind: Gathers, blocks: form.Blocks,
 	})
 }
 
@@ -109,17 +92,10 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 	if i := w.Device().Info(); i.Major < 8 {
 		return nil, fmt.Errorf("direct: device %d has compute capability %d.%d, want 8.0 or later", dev, i.Major, i.Minor)
 	}
-	if o.Blocks == 0 {
-		o.Blocks = 128
-	}
-	if o.Limit == 0 {
-		o.Limit = 10 * time.Minute
-	}
-	if o.straight == 0 {
-		o.straight = StraightBytes
-	}
-	if o.rootReduces == 0 {
-		o.rootReduces = rootReducesUpTo
+	o.Blocks, o.Limit = cmp.Or(o.Blocks, 128), cmp.Or(o.Limit, 10*time.Minute)
+	o.straight, o.rootReduces = cmp.Or(o.straight, StraightBytes), cmp.Or(o.rootReduces, rootReducesUpTo)
+	if o.DTypes == nil {
+		o.DTypes = dtypes
 	}
 	channels, depth := w.Shape()
 	c := &Comm{w: w, o: o, rank: rank, ranks: ranks, channels: channels, shape: ShapeOf}
@@ -149,7 +125,7 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 			c.moves, c.broadcasts = f.all, f
 		}
 	}
-	for _, d := range listed(o.DTypes) {
+	for _, d := range o.DTypes {
 		if err := c.Load(d); err != nil {
 			return nil, err
 		}

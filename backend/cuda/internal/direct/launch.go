@@ -163,14 +163,6 @@ func Each(f func(name string, job Job)) {
 	}
 }
 
-// listed returns some dtypes. Nil means all.
-func listed(some []tensor.DType) []tensor.DType {
-	if some == nil {
-		return dtypes
-	}
-	return some
-}
-
 // Supports returns nil if there is a kernel for the operator and the dtype.
 func Supports(op backend.ReduceOp, d tensor.DType) error {
 	_, err := reduction(op, d, 1)
@@ -461,16 +453,15 @@ type Launcher interface {
 
 // step is one launch. Offsets and lengths are in bytes.
 type step struct {
-	dst, src           driver.Ptr
-	part               int
-	srcStep, srcBytes  int
-	dstStep, dstBytes  int
-	srcRange, dstRange int // what is read from src and written to dst
-	r                  reduced
-	f                  pair
-	blocks             int // see Form
-	kind               Kind
-	roles              Roles // everyone does everything if there are none
+	dst, src          driver.Ptr
+	part              int
+	srcStep, srcBytes int
+	dstStep, dstBytes int
+	r                 reduced
+	f                 pair
+	blocks            int // see Form
+	kind              Kind
+	roles             Roles // everyone does everything if there are none
 }
 
 // describe puts a step into c.call.
@@ -489,7 +480,7 @@ func (c *Comm) describe(x step) {
 // enqueue launches a step. The caller holds c.mu.
 func (c *Comm) enqueue(s Launcher, x step) error {
 	c.describe(x)
-	return c.start(s, x.f, c.shape(x.part, c.blocks(x.blocks), c.channels, c.ranks, x.kind), raw(&c.call.Call), driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
+	return c.start(s, x.f, c.shape(x.part, c.blocks(x.blocks), c.channels, c.ranks, x.kind), raw(&c.call.Call), driver.Reads(x.src, x.srcBytes), driver.Writes(x.dst, x.dstBytes))
 }
 
 // blocks returns the most blocks of a launch; see Form.

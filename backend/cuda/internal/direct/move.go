@@ -174,9 +174,9 @@ func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) erro
 		}
 		x := step{dst: at, src: at, part: n, r: none, f: c.gathers, kind: Gathers, blocks: form.Blocks, roles: who}
 		if c.rank == root {
-			x.srcBytes, x.srcRange = n, n
+			x.srcBytes = n
 		} else {
-			x.dstBytes, x.dstRange = n, n
+			x.dstBytes = n
 		}
 		return c.enqueue(s, x)
 	}
@@ -249,11 +249,11 @@ func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op
 		who := Roles{Givers: all, Owners: c.reducers(bytes, all, to), Takers: to}
 		return c.bothShots(s, dst, src, bytes, r, who, f, form)
 	}
-	x := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, srcRange: bytes, dstRange: bytes, r: r, f: f.all, blocks: form.Blocks}
+	x := step{dst: dst, src: src, part: bytes, srcBytes: bytes, dstBytes: bytes, r: r, f: f.all, blocks: form.Blocks}
 	x.roles = Roles{Givers: all, Owners: to, Takers: to}
 	if c.rank != root {
 		// It takes part, and keeps nothing.
-		x.dstBytes, x.dstRange = 0, 0
+		x.dstBytes = 0
 	}
 	if c.ranks == 2 {
 		if shape, pulls := c.pullShape(bytes, d, op, form); pulls {
@@ -272,7 +272,7 @@ func (c *Comm) pull(s Launcher, x step, f driver.Function, shape Shape, root int
 			at = At(form.Into.Region, int(x.src-form.Into.At))
 		}
 	}
-	return c.launchSpread(s, f, shape, x, x, at, open, driver.Reads(x.src, x.srcRange), driver.Writes(x.dst, x.dstRange))
+	return c.launchSpread(s, f, shape, x, x, at, open, driver.Reads(x.src, x.srcBytes), driver.Writes(x.dst, x.dstBytes))
 }
 
 // reducers returns the ranks that combine a part each in a reduce of two shots. The root gets all results, and its link
@@ -324,7 +324,7 @@ func (c *Comm) spread(s Launcher, at driver.Ptr, bytes int, form Form) error {
 	}
 	mine := min(part, bytes-part*c.rank)
 	return c.enqueue(s, step{
-		dst: at, src: at + driver.Ptr(part*c.rank), part: part, srcBytes: mine, dstStep: part, dstBytes: bytes, srcRange: mine, dstRange: bytes, r: none, f: c.gathers, kind: Gathers,
+		dst: at, src: at + driver.Ptr(part*c.rank), part: part, srcBytes: mine, dstStep: part, dstBytes: bytes, r: none, f: c.gathers, kind: Gathers,
 		blocks: form.Blocks,
 	})
 }

@@ -121,7 +121,7 @@ func (c *Comm) ringReduce(s Launcher, dst, src driver.Ptr, bytes int, r reduced,
 func (c *Comm) ringScatter(s Launcher, x step, d tensor.DType) error {
 	a := around{
 		dst: x.dst, src: x.src, part: x.part, shots: Combines, r: x.r, d: d,
-		srcRange: x.srcRange, dstRange: x.dstRange, blocks: x.blocks,
+		srcRange: x.srcBytes, dstRange: x.dstBytes, blocks: x.blocks,
 	}
 	for p := range c.ranks {
 		at := min(p*x.part, x.srcBytes)

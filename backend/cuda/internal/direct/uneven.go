@@ -49,7 +49,7 @@ func (c *Comm) ReduceScatterV(s Launcher, dst, src driver.Ptr, part, mine, all i
 	es := d.Size()
 	x := step{
 		dst: dst, src: src, part: part * es, srcStep: part * es, srcBytes: all * es, dstBytes: mine * es,
-		srcRange: all * es, dstRange: mine * es, r: r, f: f.all, blocks: form.Blocks,
+		r: r, f: f.all, blocks: form.Blocks,
 	}
 	if form.Ring {
 		return c.ringScatter(s, x, d)

@@ -4,16 +4,10 @@ import (
 	"cmp"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
 )
-
-func length(ts []*tensor.Tensor) (n int) {
-	for _, t := range ts {
-		n += t.ByteLen()
-	}
-	return n
-}
 
 // bring returns where the elements of tensors are in order on the group's device. That is their
 // own place, or the one they have been copied to.
@@ -21,21 +15,11 @@ func (c *Call) bring(ts []*tensor.Tensor) (driver.Ptr, error) {
 	if at, _, ok := place.InOrder(ts, c.d.Dev); ok {
 		return at, nil
 	}
-	at, err := c.scratch(c.d.Dev, length(ts))
+	at, err := c.scratch(c.d.Dev, place.Bytes(ts))
 	if err != nil {
 		return 0, err
 	}
-	if done, err := c.list(ts, at, false); done || err != nil {
-		return at, err
-	}
-	to := at
-	for _, t := range ts {
-		if err := c.move(t, to, true); err != nil {
-			return 0, err
-		}
-		to += driver.Ptr(t.ByteLen())
-	}
-	return at, nil
+	return at, c.moveAll(ts, at, true)
 }
 
 // putBack is the way back from bring.
@@ -43,11 +27,16 @@ func (c *Call) putBack(ts []*tensor.Tensor, at driver.Ptr) error {
 	if from, _, ok := place.InOrder(ts, c.d.Dev); ok && from == at {
 		return nil
 	}
-	if done, err := c.list(ts, at, true); done || err != nil {
+	return c.moveAll(ts, at, false)
+}
+
+// moveAll brings tensors in order, to a place on the group's device, or puts them back.
+func (c *Call) moveAll(ts []*tensor.Tensor, at driver.Ptr, bring bool) error {
+	if done, err := c.list(ts, at, !bring); done || err != nil {
 		return err
 	}
 	for _, t := range ts {
-		if err := c.move(t, at, false); err != nil {
+		if err := c.move(t, at, bring); err != nil {
 			return err
 		}
 		at += driver.Ptr(t.ByteLen())
@@ -101,4 +90,36 @@ func (c *Call) move(t *tensor.Tensor, at driver.Ptr, bring bool) error {
 		err = c.pack(other, t, own, false)
 	}
 	return cmp.Or(err, follow(s, other))
+}
+
+// fewTensors is up to how many tensors are copied one by one. A copy costs a stream about as much as a
+// launch.
+const fewTensors = 2
+
+// list brings tensors in order, to a place on the group's device, or puts them back, in a launch for each
+// 128 of them. It reports false if it has done nothing: they are few, on other devices, or have holes.
+func (c *Call) list(ts []*tensor.Tensor, at driver.Ptr, back bool) (done bool, err error) {
+	if len(ts) <= fewTensors {
+		return false, nil
+	}
+	parts, off := make([]kernels.ListPart, 0, len(ts)), 0
+	for _, t := range ts {
+		n := t.ByteLen()
+		if n == 0 {
+			continue
+		}
+		if t.Device().Index != c.d.Dev || !t.IsContiguous() {
+			return false, nil
+		}
+		parts = append(parts, kernels.ListPart{At: place.Start(t), Off: off, N: n})
+		off += n
+	}
+	for len(parts) > 0 {
+		n := min(len(parts), kernels.MostParts)
+		if err := cmp.Or(c.stream.Launch(kernels.ListLaunch(c.d.lister, at, back, parts[:n])), c.pace()); err != nil {
+			return true, err
+		}
+		parts = parts[n:]
+	}
+	return true, nil
 }

@@ -111,7 +111,7 @@ func (d *Group) NewCall(result ...*tensor.Tensor) *Call {
 // Issue starts a collective.
 func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration, c *Call, print board.Call) (*work.Work, error) {
 	print.Op = op
-	if captured(ctx) {
+	if driver.CallCaptured(ctx) {
 		return d.capture(ctx, c, print)
 	}
 	b := d.B
@@ -198,8 +198,8 @@ func (c *Call) enqueue() (err error) {
 	if err != nil {
 		return err
 	}
-	if c.staged == 0 {
-		d.mapOthers()
+	if c.staged == 0 && d.memory != nil {
+		d.memory.Look()
 	}
 	c.collect()
 	if c.stream = own; s != nil && s.In != nil && s.In.Device().Index == d.Dev {
@@ -217,8 +217,10 @@ func (c *Call) enqueue() (err error) {
 			return err
 		}
 	}
-	if err := c.afterLast(); err != nil {
-		return err
+	if last := c.q.last; last != nil && last.stream != c.stream {
+		if err := d.after(c.stream, last); err != nil {
+			return err
+		}
 	}
 	if err := c.afterCallers(); err != nil {
 		return err

@@ -191,7 +191,7 @@ func (c *Call) write(ts []*tensor.Tensor, launch func(at driver.Ptr) error) erro
 	at, _, whole := place.InOrder(ts, c.d.Dev)
 	if !whole {
 		var err error
-		if at, err = c.scratch(c.d.Dev, length(ts)); err != nil {
+		if at, err = c.scratch(c.d.Dev, place.Bytes(ts)); err != nil {
 			return err
 		}
 	}
@@ -204,7 +204,7 @@ func (c *Call) write(ts []*tensor.Tensor, launch func(at driver.Ptr) error) erro
 // gatherUneven does an all_gather of inputs of unequal sizes, which all ranks know.
 func (c *Call) gatherUneven(p *Part) error {
 	take := c.spans(p.Out)
-	if longest(p.Out) == 0 {
+	if place.Longest(p.Out) == 0 {
 		return nil
 	}
 	return c.transfer(p, func(out, in driver.Ptr) error { return c.d.comm.AllGatherV(c.stream, out, in, take, p.Form) })
@@ -215,7 +215,7 @@ func (c *Call) gatherUneven(p *Part) error {
 // Otherwise they are copied apart.
 func (c *Call) scatterUneven(p *Part) error {
 	d, dtype := c.d, p.Out[0].DType()
-	part := longest(p.In)
+	part := place.Longest(p.In)
 	if part == 0 {
 		return nil
 	}
@@ -235,21 +235,13 @@ func (c *Call) scatterUneven(p *Part) error {
 		}
 		bytes = part * len(p.In)
 	}
-	es, n := dtype.Size(), length(p.Out)
+	es, n := dtype.Size(), place.Bytes(p.Out)
 	return c.write(p.Out, func(out driver.Ptr) error {
 		if n == 0 {
 			out = src // nothing is written
 		}
 		return c.collective(d.comm.ReduceScatterV(c.stream, out, src, part/es, n/es, bytes/es, dtype, p.Op, p.Form))
 	})
-}
-
-// longest returns the bytes of the longest tensor.
-func longest(ts []*tensor.Tensor) (n int) {
-	for _, t := range ts {
-		n = max(n, t.ByteLen())
-	}
-	return n
 }
 
 // transferMessage sends the tensor of a message, or receives it.
@@ -262,10 +254,10 @@ func (c *Call) transferMessage(p *Part) error {
 		if err != nil {
 			return err
 		}
-		return c.launchMessage(at, length(p.In), direct.Into{})
+		return c.launchMessage(at, place.Bytes(p.In), direct.Into{})
 	}
 	return c.write(p.Out, func(at driver.Ptr) error {
-		return c.launchMessage(at, length(p.Out), c.into(p.Out, at, c.lane.peer))
+		return c.launchMessage(at, place.Bytes(p.Out), c.into(p.Out, at, c.lane.peer))
 	})
 }
 
@@ -278,6 +270,6 @@ func (c *Call) launchMessage(at driver.Ptr, n int, into direct.Into) error {
 	if err := cmp.Or(x.l.Send(c.stream, at, n), c.pace()); err != nil || c.captured {
 		return err
 	}
-	sentWord(d.pageOf(x.peer), d.Rank()).Store(c.number + 1)
+	word(d.pageOf(x.peer), d.Rank(), wordSent).Store(c.number + 1)
 	return nil
 }

@@ -119,7 +119,7 @@ func (m *member) join(machine *sim.Machine, fabric *mem.Fabric, ranks int) (err 
 		m.stream, m.close = append(m.stream, s), append(m.close, s)
 	}
 	m.g, err = group.New(group.Config{
-		Rank: m.rank, Size: ranks, Group: "g", Timeout: patience, Driver: m.d, Chunk: 1 << 20, Slots: 2, SharedSlots: 2, Pinned: 1 << 20, Scratch: 1 << 20,
+		Rank: m.rank, Size: ranks, Group: "g", Timeout: patience, Driver: m.d, Chunk: 1 << 20, Slots: 2, SharedSlots: 2, KeepPinned: 1 << 20, KeepScratch: 1 << 20,
 	})
 	if err != nil {
 		return err
@@ -139,10 +139,10 @@ func (m *member) join(machine *sim.Machine, fabric *mem.Fabric, ranks int) (err 
 
 // connect connects the ranks.
 func (m *member) connect() error {
-	if !errors.Is(m.w.Known(), group.ErrNotAsked) {
-		return fmt.Errorf("before the ranks have connected: %w", m.w.Known())
+	if !errors.Is(m.w.Has(board.Call{}), group.ErrNotAsked) {
+		return fmt.Errorf("before the ranks have connected: %w", m.w.Has(board.Call{}))
 	}
-	return cmp.Or(m.w.Ready(m.ctx, work.AllReduce, m.rank, board.Call{Root: -1}), m.w.Known())
+	return cmp.Or(m.w.Ready(m.ctx, work.AllReduce, m.rank, board.Call{Root: -1}), m.w.Has(board.Call{}))
 }
 
 // issue starts an operation after what the caller's streams have been given.

@@ -57,14 +57,6 @@ func (d *Group) begin(c *Call) {
 	}
 }
 
-// afterLast orders the operation after the one before it in its queue.
-func (c *Call) afterLast() error {
-	if last := c.q.last; last != nil && last.stream != c.stream {
-		return c.d.after(c.stream, last)
-	}
-	return nil
-}
-
 // enqueued notes that the operation is on its stream, or why it is not as a whole.
 func (d *Group) enqueued(c *Call, err error) {
 	var event driver.Event
@@ -287,16 +279,16 @@ func (c *Call) stopped(now time.Time) error {
 // left returns a rank that has closed the group and did not take part in the operation.
 func (c *Call) left() (rank int, left bool) {
 	if x := c.lane; x != nil {
-		n := leftWord(c.d.own, x.peer, 1-x.dir).Load()
+		n := word(c.d.own, x.peer, wordLeft+4*(1-x.dir)).Load()
 		return x.peer, n != 0 && int32(c.number-(n-1)) >= 0
 	}
-	return c.d.left(c.number)
+	return c.d.Left(c.number)
 }
 
-// left returns a rank that has closed the group and did not take part in an operation.
-func (d *Group) left(number uint32) (rank int, left bool) {
+// Left returns a rank of the engine that has closed the group and did not take part in an operation.
+func (d *Group) Left(number uint32) (rank int, left bool) {
 	for r := range d.Size() {
-		if gone := goneWord(d.own, r).Load(); gone != 0 && int32(number-(gone-1)) >= 0 {
+		if gone := word(d.own, r, wordGone).Load(); gone != 0 && int32(number-(gone-1)) >= 0 {
 			return d.Of(r), true
 		}
 	}
@@ -369,7 +361,7 @@ func (d *Group) behind(peer int, number uint32) int {
 	at := slices.Index(order, peer)
 	for i := range order {
 		r := order[(at-i+len(order))%len(order)]
-		if r != d.Rank() && int32(madeWord(d.pageOf(r)).Load()-number) <= 0 {
+		if r != d.Rank() && int32(word(d.pageOf(r), r, wordMade).Load()-number) <= 0 {
 			return r
 		}
 	}
@@ -490,7 +482,7 @@ func (c *Call) awaitsPeers() bool {
 	if d := c.d; c.told && !c.failed.IsZero() && time.Since(c.failed) < Grace {
 		d.leave()
 		for r := range d.Size() {
-			if r != d.Rank() && quitWord(d.own, r).Load() == 0 && goneWord(d.own, r).Load() == 0 {
+			if r != d.Rank() && word(d.own, r, wordQuit).Load() == 0 && word(d.own, r, wordGone).Load() == 0 {
 				return true
 			}
 		}
@@ -510,7 +502,7 @@ func (d *Group) leave() {
 	}
 	d.quit = true
 	for _, p := range d.pages {
-		quitWord(p, d.Rank()).Store(1)
+		word(p, d.Rank(), wordQuit).Store(1)
 	}
 }
 

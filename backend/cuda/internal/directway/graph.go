@@ -2,7 +2,6 @@ package directway
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"time"
 
@@ -24,12 +23,6 @@ type graphs struct {
 const graphWatch = 100 * time.Millisecond
 
 var errCaptureDevice = fmt.Errorf("cuda: %w: a tensor of the call is on another device than the group's kernels", driver.ErrCapture)
-
-// captured reports whether a call is part of a stream that is captured.
-func captured(ctx context.Context) bool {
-	s := driver.CallStreamsOf(ctx)
-	return s != nil && s.In != nil && driver.Capturing(s.In)
-}
 
 // watchGraphs has a timer end the kernels of replays when the group has failed.
 func (d *Group) watchGraphs() {
@@ -58,7 +51,7 @@ func (d *Group) watchGraphs() {
 // absent reports whether a rank has closed the group.
 func (d *Group) absent() bool {
 	for r := range d.Size() {
-		if goneWord(d.own, r).Load() != 0 {
+		if word(d.own, r, wordGone).Load() != 0 {
 			return true
 		}
 	}

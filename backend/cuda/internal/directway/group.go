@@ -8,7 +8,7 @@
 //	inside            kernels of one of several clusters
 //	group             the ranks connect, and part
 //	graph             calls that are captured
-//	bring, list       elements in order, and back
+//	bring             elements in order, and back
 //	memory            where peers write straight
 //	lanes             the lanes between ranks
 //	end               the life of a Call: under way, watched, blamed, ended
@@ -19,6 +19,7 @@
 package directway
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -79,10 +80,9 @@ type Group struct {
 	graphs graphs               // calls that were captured
 	turns  turns
 
-	listing driver.Module
+	modules []driver.Module
 	lister  driver.Function // brings lists in order
-	adding  driver.Module
-	sums    sums // of sparse tensors
+	sums    sums            // of sparse tensors
 
 	// Guarded by engine.calls.
 	tail *Call  // the last on the group's own stream, if it has no event
@@ -162,13 +162,10 @@ func (d *Group) Mesh() error {
 	}
 	d.connecting.Lock()
 	defer d.connecting.Unlock()
-	switch {
-	case !d.asked:
+	if !d.asked {
 		return group.ErrNotAsked
-	case d.unmeshed != nil:
-		return d.unmeshed
 	}
-	return d.why
+	return cmp.Or(d.unmeshed, d.why)
 }
 
 // Order returns the ranks in the order of the group's ring, nil if there is none.
@@ -181,24 +178,10 @@ func (d *Group) Order() []int {
 	return d.comm.Order()
 }
 
-// Known returns nil if the ranks have connected. It asks nobody.
-func (d *Group) Known() error {
-	if d.Open.Load() != nil {
-		return nil
-	}
-	d.connecting.Lock()
-	defer d.connecting.Unlock()
-	if !d.asked {
-		return group.ErrNotAsked
-	}
-	return d.why
-}
-
 // Ready returns nil if the ranks are connected and have the kernels of a call. The first call connects them, and the
 // first reduction that needs other kernels loads them: all come to it in the order of the group's collectives.
 func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.Call) error {
-	combines := print.With != 0 && !print.Sparse
-	if d.Open.Load() != nil && (!combines || d.Combines(print.DType)) {
+	if d.Has(print) == nil {
 		return nil
 	}
 	if err := group.Captured(ctx, op); err != nil {
@@ -211,7 +194,7 @@ func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.
 			return err
 		}
 	}
-	if d.why != nil || !combines {
+	if d.why != nil || print.With == 0 || print.Sparse {
 		return d.why
 	}
 	return d.combine(ctx, op, print)
@@ -455,9 +438,12 @@ func (d *Group) prepare(dev int) (err error) {
 // loadOthers loads the kernels that bring lists of tensors in order, and those that add sparse tensors.
 func (d *Group) loadOthers() error {
 	m, all, err := kernels.Open(d.v, kernels.Lists, kernels.List)
-	if d.listing = m; err == nil {
-		d.lister = all[kernels.List]
-		d.adding, d.sums.kernels, err = kernels.LoadCoo(d.v)
+	if err == nil {
+		d.modules, d.lister = append(d.modules, m), all[kernels.List]
+		m, d.sums.kernels, err = kernels.LoadCoo(d.v)
+	}
+	if err == nil {
+		d.modules = append(d.modules, m)
 	}
 	return err
 }
@@ -467,7 +453,7 @@ func (d *Group) openPages(all [][]byte) error {
 		if r == d.Rank() {
 			continue
 		}
-		p, err := region.Open(string(group.TrimZeros(b[16:][:region.NameLen])), pageBytes)
+		p, err := region.Open(string(bytes.TrimRight(b[16:][:region.NameLen], "\x00")), pageBytes)
 		if err != nil {
 			return fmt.Errorf("the page of rank %d: %w", d.Of(r), err)
 		}
@@ -543,7 +529,7 @@ func (d *Group) letGo(limit time.Duration) error {
 	err := errors.Join(d.closeMemory(), d.window.Detach())
 	d.leaveLanes()
 	for _, p := range d.pages {
-		goneWord(p, d.Rank()).Store(d.made + 1)
+		word(p, d.Rank(), wordGone).Store(d.made + 1)
 	}
 	if !d.gone(limit) {
 		d.window, d.sums.own = nil, nil // the memory is kept for good: nobody can tell whether the others will let go
@@ -572,7 +558,7 @@ func (d *Group) gone(limit time.Duration) bool {
 	for end := time.Now().Add(limit); ; time.Sleep(200 * time.Microsecond) {
 		left := 0
 		for r := range d.Size() {
-			if r != d.Rank() && goneWord(d.own, r).Load() == 0 {
+			if r != d.Rank() && word(d.own, r, wordGone).Load() == 0 {
 				left++
 			}
 		}
@@ -622,12 +608,8 @@ func (d *Group) drop() error {
 	if d.comm != nil {
 		errs = append(errs, d.comm.Close())
 	}
-	for _, m := range []driver.Module{d.listing, d.adding} {
-		if m != nil {
-			errs = append(errs, m.Close())
-		}
-	}
-	d.listing, d.lister, d.adding = nil, nil, nil
+	errs = append(errs, closeAll(d.modules))
+	d.modules, d.lister = nil, nil
 	if d.window != nil {
 		errs = append(errs, d.window.Close())
 	}

@@ -40,9 +40,6 @@ func (d *Group) Kernels() (*direct.Comm, int, driver.Stream) { return d.comm, d.
 func (d *Group) Next() (number uint32) {
 	number = d.made
 	d.made++
-	madeWord(d.own).Store(d.made)
+	word(d.own, d.Rank(), wordMade).Store(d.made)
 	return number
 }
-
-// Left returns a rank of the engine that has closed the group and did not take part in an operation.
-func (d *Group) Left(number uint32) (rank int, left bool) { return d.left(number) }

@@ -169,7 +169,7 @@ func (d *Group) leaveLanes() {
 	for dir := range d.lanes.all {
 		for p, x := range d.lanes.all[dir] {
 			if x != nil {
-				leftWord(d.pageOf(p), d.Rank(), dir).Store(x.next + 1)
+				word(d.pageOf(p), d.Rank(), wordLeft+4*dir).Store(x.next + 1)
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package directway
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 
@@ -61,7 +62,7 @@ func (d *Group) hear(q *group.Operation, why error, more []byte) (reason error, 
 	for _, r := range d.Members {
 		x := every[r][:len(told)]
 		if x[0] != 0 && reason == nil {
-			reason = fmt.Errorf("rank %d: %s", r, group.TrimZeros(x[1:head]))
+			reason = fmt.Errorf("rank %d: %s", r, bytes.TrimRight(x[1:head], "\x00"))
 		}
 		all = append(all, x[head:])
 	}

@@ -20,7 +20,7 @@ func (c *Call) form(p *Part, at driver.Ptr) direct.Form {
 // peers write, or an input that they read. By is the peer, or all of them.
 func (c *Call) into(ts []*tensor.Tensor, at driver.Ptr, by int) direct.Into {
 	r := c.d.memory
-	if r == nil || length(ts) < direct.StraightBytes || place.Start(ts[0]) != at {
+	if r == nil || place.Bytes(ts) < direct.StraightBytes || place.Start(ts[0]) != at {
 		return direct.Into{}
 	}
 	m := place.Memory(ts[0])
@@ -35,13 +35,6 @@ func (c *Call) into(ts []*tensor.Tensor, at driver.Ptr, by int) direct.Into {
 	into := r.Use(m, by, c.captured)
 	c.told = c.told || into.Region != 0
 	return into
-}
-
-// mapOthers maps what the other ranks have registered. The caller holds the engine's Calls.
-func (d *Group) mapOthers() {
-	if d.memory != nil {
-		d.memory.Look()
-	}
 }
 
 // Registered returns how much memory of this rank the kernels of all other ranks have mapped: regions of at

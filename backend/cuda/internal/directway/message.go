@@ -29,40 +29,26 @@ type ticket struct {
 	refuse func()     // the engine has refused it
 }
 
-// Send sends a tensor to another rank, with tag 0. Host posts it to the CPU backend, which is done until
-// the lanes are open.
-func (d *Group) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend.P2POptions, host HostPost) (*work.Work, error) {
-	x, err := d.admit(ctx, work.Send, o, t, dst, out, host)
+// Message sends a tensor with tag 0, or receives one. Host posts it to the CPU backend, which is done until the lanes are
+// open. From is that of a receive from a given rank.
+//
+// A receive from any rank waits for its source in a goroutine. The kernel of the receive writes page-locked memory,
+// because the tensor is claimed like that of any message through the host.
+func (d *Group) Message(ctx context.Context, op work.OpType, t *tensor.Tensor, peer int, o backend.P2POptions, host HostPost, from func(src int) HostPost) (w *work.Work, err error) {
+	x, leg := ticket{}, group.To
+	switch op {
+	case work.Send:
+		leg = group.From
+		x, err = d.admit(ctx, op, o, t, peer, out, host)
+	case work.Recv:
+		x, err = d.admit(ctx, op, o, t, peer, in, host)
+	default:
+		x, err = d.seek(ctx, o, host, from)
+	}
 	if err != nil || x.w != nil {
 		return x.w, err
 	}
-	return x.through(d.B.Message(ctx, work.Send, o, group.Post{Send: true, Peer: dst}, group.From(t), x.f))
-}
-
-// Recv receives a tensor of tag 0 from another rank.
-func (d *Group) Recv(ctx context.Context, t *tensor.Tensor, src int, o backend.P2POptions, host HostPost) (*work.Work, error) {
-	x, err := d.admit(ctx, work.Recv, o, t, src, in, host)
-	if err != nil || x.w != nil {
-		return x.w, err
-	}
-	return x.through(d.B.Message(ctx, work.Recv, o, group.Post{Peer: src}, group.To(t), x.f))
-}
-
-// RecvAny receives a tensor of tag 0 from the rank that sends first. From receives from a given rank
-// through the host. A receive from any rank waits for its source in a goroutine. The kernel of the
-// receive writes page-locked memory, because the tensor is claimed like that of any message through the
-// host.
-func (d *Group) RecvAny(ctx context.Context, t *tensor.Tensor, o backend.P2POptions, host HostPost, from func(src int) HostPost) (*work.Work, error) {
-	x, err := d.seek(ctx, o, host, from)
-	if err != nil {
-		return nil, err
-	}
-	return x.through(d.B.Message(ctx, work.RecvAnySource, o, group.Post{}, group.To(t), x.f))
-}
-
-// through returns what the engine has made of a message.
-func (x *ticket) through(w *work.Work, err error) (*work.Work, error) {
-	if err != nil {
+	if w, err = d.B.Message(ctx, op, o, group.Post{Send: op == work.Send, Peer: peer}, leg(t), x.f); err != nil {
 		x.refuse()
 	}
 	return w, err
@@ -125,7 +111,7 @@ func (d *Group) admit(ctx context.Context, op work.OpType, o backend.P2POptions,
 	l.mu.Lock()
 	behind := dir == in && l.seeking > 0
 	l.mu.Unlock()
-	if captured(ctx) && !behind && lane.deferred == 0 && d.simple(t) {
+	if driver.CallCaptured(ctx) && !behind && lane.deferred == 0 && d.simple(t) {
 		x.w, err = d.captureMessage(ctx, op, lane, t)
 		return x, err
 	}
@@ -239,11 +225,11 @@ func (d *Group) found(q *group.Operation, h *tensor.Tensor) (w *work.Work, err e
 		for p, x := range d.lanes.all[in] {
 			switch {
 			case x == nil:
-			case int32(sentWord(d.own, p).Load()-x.next) > 0:
+			case int32(word(d.own, p, wordSent).Load()-x.next) > 0:
 				w = d.postStaged(x, q, h)
 				d.sought()
 				return true, nil
-			case leftWord(d.own, p, out).Load() != 0:
+			case word(d.own, p, wordLeft+4*out).Load() != 0:
 				left++
 			}
 		}

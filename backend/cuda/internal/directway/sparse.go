@@ -64,7 +64,7 @@ func (d *Group) SumSparse(q *group.Operation, x *Sparse) (SparseSum, error) {
 	for r, b := range all {
 		if theirs := b[8:][:sparseText]; !bytes.Equal(theirs, mine[8:]) {
 			return SparseSum{}, fmt.Errorf("%w: sparse tensors do not match: rank %d has %s, rank %d %s",
-				work.ErrMismatch, d.B.Rank, group.TrimZeros(mine[8:]), d.Of(r), group.TrimZeros(theirs))
+				work.ErrMismatch, d.B.Rank, bytes.TrimRight(mine[8:], "\x00"), d.Of(r), bytes.TrimRight(theirs, "\x00"))
 		}
 	}
 	keys, values, total, why := s.fetch(all)
@@ -289,7 +289,7 @@ func (s *sums) free() error {
 	return closeAll(all)
 }
 
-func closeAll(all []driver.Memory) error {
+func closeAll[T interface{ Close() error }](all []T) error {
 	var errs []error
 	for _, m := range all {
 		errs = append(errs, m.Close())

@@ -1,6 +1,7 @@
 package group
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -116,7 +117,7 @@ func (c *AtOnce) wait() error {
 		return err
 	}
 	c.n = 0
-	if err := driver.AwaitWord(&ending{o: o}, o.staging, o.word, c.word, driver.AtLeast); err != nil {
+	if err := driver.AwaitWord(&ending{Context: context.Background(), o: o}, o.staging, o.word, c.word, driver.AtLeast); err != nil {
 		return fmt.Errorf("copying between device and host: %w", err)
 	}
 	o.flying = false
@@ -125,13 +126,10 @@ func (c *AtOnce) wait() error {
 
 // ending is stopped, grace later.
 type ending struct {
+	context.Context
 	o     *Operation
 	since time.Time // of the end
 }
-
-func (*ending) Deadline() (time.Time, bool) { return time.Time{}, false }
-func (*ending) Done() <-chan struct{}       { return nil }
-func (*ending) Value(any) any               { return nil }
 
 func (e *ending) Err() error {
 	err := stopped{e.o}.Err()

@@ -48,30 +48,24 @@ const DefaultSlots = 4
 
 // Engine is a group: its CPU backend, the order and the end of its operations, and its failure.
 type Engine struct {
-	Rank, Size   int
-	Issuer       work.Issuer
-	chunk, slots int   // see Options
-	limits       error // why the ranks may not all-reduce through memory that they share
-	Driver       driver.Driver
-	Missing      error           // why there is no driver
-	CPU          backend.Backend // of the same ranks, does the host's part
-	Tracker      *edges.Tracker
-	Pinned       *pool.Pool[driver.HostMemory]
-	Scratch      *pool.Pool[driver.Memory] // for elements in order, and for other devices' tensors
-	line         *line                     // that collectives share
-	messages     *line                     // that sends and receives share; its streams wait for no other rank
-	timeout      atomic.Int64
-	fault        atomic.Pointer[error]            // what ended the group
-	Unreachable  error                            // why no device reaches another rank's, as far as New knows
-	Ways         []way                            // that have operations of their own
-	OnHost       onHost                           // orders operations on tensors in CPU memory; may be nil
-	Board        *board.Board                     // of what ranks of this host call
-	oneHost      bool                             // all ranks are on this one
-	local        int                              // this rank's number among those of its host
-	Devices      int                              // that the ranks of this host see together, most likely
-	Exchange     atomic.Pointer[hostshm.Exchange] // what they all-reduce through; nil until it is clear whether they need it
-
-	sharedSlots int // of the exchange, for each rank
+	Config
+	Issuer      work.Issuer
+	CPU         backend.Backend // of the same ranks, does the host's part
+	Tracker     *edges.Tracker
+	Pinned      *pool.Pool[driver.HostMemory]
+	Scratch     *pool.Pool[driver.Memory] // for elements in order, and for other devices' tensors
+	line        *line                     // that collectives share
+	messages    *line                     // that sends and receives share; its streams wait for no other rank
+	timeout     atomic.Int64
+	fault       atomic.Pointer[error]            // what ended the group
+	Unreachable error                            // why no device reaches another rank's, as far as New knows
+	Ways        []way                            // that have operations of their own
+	OnHost      onHost                           // orders operations on tensors in CPU memory; may be nil
+	Board       *board.Board                     // of what ranks of this host call
+	OneHost     bool                             // all ranks are on this one, as Meet has found
+	local       int                              // this rank's number among those of its host
+	Devices     int                              // that the ranks of this host see together, most likely
+	Exchange    atomic.Pointer[hostshm.Exchange] // what they all-reduce through; nil until it is clear whether they need it
 
 	making   sync.Mutex // of streams and kernels
 	byCall   temporary  // guarded by Calls
@@ -110,22 +104,25 @@ type Engine struct {
 
 // Config is how an engine is made.
 type Config struct {
-	Rank, Size                int
-	Group                     string
-	Names                     *work.Names
-	Timeout                   time.Duration
-	Driver                    driver.Driver
-	Missing                   error // why there is no driver
-	Chunk, Slots, SharedSlots int
-	Pinned, Scratch           int
-	Limits                    error // why all-reduces may not go through memory that ranks share
+	Rank, Size  int
+	Group       string
+	Names       *work.Names
+	Timeout     time.Duration // at first
+	Driver      driver.Driver
+	Missing     error // why there is no driver
+	Chunk       int   // as the rest, see Options of package cuda
+	Slots       int
+	SharedSlots int // of the exchange, for each rank
+	KeepPinned  int
+	KeepScratch int
+	Limits      error // why all-reduces may not go through memory that ranks share
 }
 
 // New returns an engine that has no CPU backend yet.
 func New(c Config) (*Engine, error) {
 	b := &Engine{
-		Rank: c.Rank, Size: c.Size, Issuer: work.Issuer{Group: c.Group, Rank: c.Rank, Names: c.Names}, Driver: c.Driver, Missing: c.Missing, chunk: c.Chunk, slots: c.Slots, sharedSlots: c.SharedSlots,
-		limits: c.Limits, Tracker: edges.New(c.Driver), Pinned: pool.NewPinned(c.Driver, c.Pinned), Scratch: pool.NewScratch(c.Driver, c.Scratch),
+		Config: c, Issuer: work.Issuer{Group: c.Group, Rank: c.Rank, Names: c.Names},
+		Tracker: edges.New(c.Driver), Pinned: pool.NewPinned(c.Driver, c.KeepPinned), Scratch: pool.NewScratch(c.Driver, c.KeepScratch),
 		closed: make(chan struct{}), posted: make(map[Post]chan struct{}),
 		messages: &line{down: make(map[int]driver.Stream), up: make(map[int]driver.Stream)}, Board: new(board.Board),
 	}
@@ -141,9 +138,6 @@ func New(c Config) (*Engine, error) {
 	}
 	return b, nil
 }
-
-// OneHost reports whether all ranks are on this host. Meet finds out.
-func (b *Engine) OneHost() bool { return b.oneHost }
 
 // Start begins to serve operations.
 func (b *Engine) Start() {

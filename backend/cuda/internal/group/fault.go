@@ -24,7 +24,7 @@ func (stopped) Value(any) any               { return nil }
 
 func (s stopped) Err() error {
 	o := s.o
-	if err := cmp.Or(o.expired(), o.B.Broken(), o.B.CPUErr()); err != nil {
+	if err := o.Ask(); err != nil {
 		return err
 	}
 	for i := range o.Legs {
@@ -229,10 +229,7 @@ func (b *Engine) Crowd(dev int) string {
 	return ""
 }
 
-// Stopped returns why the operation has to end, nil while it may go on.
-func (o *Operation) Stopped() error { return stopped{o}.Err() }
-
-// Ask is Stopped without the device, AskDriver with it: for who waits for words of other ranks.
+// Ask returns why the operation has to end, nil while it may go on. AskDriver asks its devices too.
 func (o *Operation) Ask() error { return cmp.Or(o.expired(), o.B.Broken(), o.B.CPUErr()) }
 
 func (o *Operation) AskDriver() error { return stopped{o}.Err() }

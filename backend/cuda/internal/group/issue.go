@@ -110,10 +110,7 @@ type Operation struct {
 // Captured returns an error if a call is part of a stream that is captured (InStream). What goes through the
 // host cannot be replayed by a device.
 func Captured(ctx context.Context, op work.OpType) error {
-	if ctx == nil {
-		return nil
-	}
-	if s := driver.CallStreamsOf(ctx); s == nil || s.In == nil || !driver.Capturing(s.In) {
+	if ctx == nil || !driver.CallCaptured(ctx) {
 		return nil
 	}
 	return fmt.Errorf("cuda: %v in a capture: %w: the call would go through the host. Only calls that kernels do can be "+
@@ -159,33 +156,36 @@ func (b *Engine) Hosted() bool {
 	return b.hosted
 }
 
-// Admit checks that an operation can start. It returns its description and its limit.
+// Admit checks that an operation can start. It returns its description and its limit. If the CPU backend knows of a rank
+// that has died, the refusal ends the group: other ranks may wait for this one, and not know of it.
 func (b *Engine) Admit(ctx context.Context, op work.OpType, timeout time.Duration) (work.Info, time.Duration, error) {
 	ended := ctx.Err() != nil
-	failed := b.Broken()
+	failed, found := b.Broken(), false
 	if failed == nil {
 		if failed = b.CPUErr(); failed != nil {
-			failed = fmt.Errorf("on the host: %w", failed)
+			failed, found = fmt.Errorf("on the host: %w", failed), true
 		}
 	}
 	b.Mu.Lock()
-	defer b.Mu.Unlock()
 	info := b.Issuer.Info(op, b.seq)
-	var err error
-	peer := -1
+	var err *work.Error
 	switch {
 	case b.closing || b.draining:
-		err = work.ErrClosed
+		err, found = &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}, false
 	case failed != nil:
-		err, peer = failed, b.culprit(failed)
+		err = &work.Error{Info: info, Peer: b.culprit(failed), Err: failed}
 	case ended:
-		err = fmt.Errorf("not started: %w", Canceled(ctx))
-		b.uncalled = &work.Error{Info: info, Peer: b.Rank, Err: err}
+		err = &work.Error{Info: info, Peer: -1, Err: fmt.Errorf("not started: %w", Canceled(ctx))}
+		b.uncalled = &work.Error{Info: info, Peer: b.Rank, Err: err.Err}
 	}
-	if err != nil {
-		return info, 0, &work.Error{Info: info, Peer: peer, Err: err}
+	b.Mu.Unlock()
+	switch {
+	case err == nil:
+		return info, b.Limit(timeout), nil
+	case found:
+		b.Fail(fmt.Errorf("the group has failed: %w", err), err)
 	}
-	return info, b.Limit(timeout), nil
+	return info, 0, err
 }
 
 // Limit returns the time of an operation: the group's, unless the call has one.

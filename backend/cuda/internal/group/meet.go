@@ -59,11 +59,11 @@ func (b *Engine) Meet(ctx context.Context) error {
 			b.local++
 		}
 		if r != b.Rank {
-			boards[r] = string(TrimZeros(x[len(host):][:region.NameLen]))
+			boards[r] = string(bytes.TrimRight(x[len(host):][:region.NameLen], "\x00"))
 		}
 	}
 	b.Board.Open(b.Rank, boards)
-	b.oneHost = len(boards) == b.Size-1
+	b.OneHost = len(boards) == b.Size-1
 	for r, x := range all {
 		if b.Unreachable == nil && !bytes.Equal(x[:len(host)], all[0][:len(host)]) {
 			b.Unreachable = fmt.Errorf("rank %d is on another host than rank 0", r)
@@ -121,7 +121,7 @@ func (b *Engine) Hear(ctx context.Context, timeout time.Duration, mine []byte) (
 	for r := range b.Size {
 		x := all[r*len(mine) : (r+1)*len(mine)]
 		if x[0] != 0 && reason == nil {
-			reason = fmt.Errorf("rank %d: %s", r, TrimZeros(x[1:1+reasonLen]))
+			reason = fmt.Errorf("rank %d: %s", r, bytes.TrimRight(x[1:1+reasonLen], "\x00"))
 		}
 		others = append(others, x[1+reasonLen:])
 	}
@@ -141,13 +141,6 @@ func Told(reason error, more []byte) []byte {
 
 // reasonLen is how much of a reason the other ranks are told.
 const reasonLen = 160
-
-func TrimZeros(b []byte) []byte {
-	for len(b) > 0 && b[len(b)-1] == 0 {
-		b = b[:len(b)-1]
-	}
-	return b
-}
 
 // HostIdentity tells the hosts of a group apart. It is the kernel's boot id, which containers of
 // a host have in common, or else the host's name.
@@ -205,15 +198,15 @@ func (b *Engine) Share(ctx context.Context, timeout time.Duration) error {
 	if b.Size == 1 {
 		return nil
 	}
-	if !b.oneHost {
+	if !b.OneHost {
 		b.Exchange.Store(&hostshm.Exchange{Why: errors.New("the ranks are on several hosts")})
 		return nil
 	}
-	bytes := hostshm.Bytes(b.Size, b.sharedSlots, b.chunk)
-	why := cmp.Or(b.Missing, b.limits)
+	size := hostshm.Bytes(b.Size, b.SharedSlots, b.Chunk)
+	why := cmp.Or(b.Missing, b.Limits)
 	var r *region.Region
 	if why == nil && b.Rank == 0 {
-		r, why = region.New(bytes)
+		r, why = region.New(size)
 	}
 	mine := make([]byte, region.NameLen)
 	if r != nil {
@@ -222,11 +215,11 @@ func (b *Engine) Share(ctx context.Context, timeout time.Duration) error {
 	why, all, err := b.Hear(ctx, timeout, Told(why, mine))
 	if err == nil && why == nil {
 		if b.Rank != 0 {
-			r, why = region.Open(string(TrimZeros(all[0])), bytes)
+			r, why = region.Open(string(bytes.TrimRight(all[0], "\x00")), size)
 		}
 		var x *hostshm.Exchange
 		if why == nil {
-			x = hostshm.New(b.Rank, b.Size, b.sharedSlots, b.chunk, r, b.Driver)
+			x = hostshm.New(b.Rank, b.Size, b.SharedSlots, b.Chunk, r, b.Driver)
 		}
 		if why, _, err = b.Hear(ctx, timeout, Told(why, nil)); err == nil && why == nil {
 			// Who opens the memory has done so.

@@ -70,16 +70,9 @@ func (o *Operation) fillOneToAll(batch *feed) {
 			Spread(batch, l.Dst, from, (hi-from)*l.size())
 		}
 	}
-	o.fillLocal(batch)
-}
-
-// fillLocal enqueues what the root does with its other tensors.
-func (o *Operation) fillLocal(batch *feed) {
-	l := &o.Legs[0]
-	if l.Src == nil {
-		return
+	if l.Src != nil {
+		Spread(batch, append([]*place.Place{l.Src}, l.Dst...), 0, l.N*l.size())
 	}
-	Spread(batch, append([]*place.Place{l.Src}, l.Dst...), 0, l.N*l.size())
 }
 
 // Spread copies n bytes, from element lo on, from the first place to all others.

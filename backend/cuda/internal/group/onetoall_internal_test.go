@@ -141,7 +141,7 @@ func TestF09Beyond2GiB(t *testing.T) {
 	defer func() { require.NoError(t, d.Close()) }()
 	for _, rank := range []int{0, 1, 2} {
 		tr := edges.New(d)
-		b := &Engine{Rank: rank, Size: 3, Tracker: tr, chunk: 2 << 20, slots: 4}
+		b := &Engine{Config: Config{Rank: rank, Size: 3, Chunk: 2 << 20, Slots: 4}, Tracker: tr}
 		b.line = must.Get(b.newLine())
 		must.Get(b.line.relays(tr))
 		var places []*place.Place

@@ -50,7 +50,7 @@ func (o *Operation) End(turn int) { o.pending.End(turn) }
 // Apart says that the ranks form several clusters: devices of different ones do not reach each other,
 // and their ranks share no memory.
 func (b *Engine) Apart(clusters int) {
-	b.oneHost = false
+	b.OneHost = false
 	if b.Unreachable == nil {
 		b.Unreachable = fmt.Errorf("the ranks form %d clusters", clusters)
 	}

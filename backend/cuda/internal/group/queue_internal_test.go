@@ -25,7 +25,7 @@ var gib = 1 << 30
 // TestPieces holds that pieces are all of a tensor, not larger than Options.Chunk where
 // there may be that many, and few.
 func TestPieces(t *testing.T) {
-	b := &Engine{chunk: 2 << 20}
+	b := &Engine{Config: Config{Chunk: 2 << 20}}
 	for _, width := range []int{1, 2, 8, 17, 60, 300} {
 		for _, size := range []int{1, 2, 8, 16} {
 			for _, n := range []int{0, 1, 1000, 1 << 20, 120 << 20, math.MaxInt / 16} {
@@ -35,7 +35,7 @@ func TestPieces(t *testing.T) {
 					pieces++
 				}
 				require.LessOrEqual(t, pieces, PiecesOf(width))
-				if bytes := grain * size * width; bytes > b.chunk && grain > 1 {
+				if bytes := grain * size * width; bytes > b.Chunk && grain > 1 {
 					require.Greater(t, n/(grain-1), PiecesOf(width)-1, "%d elements of %d bytes, %d tensors", n, size, width)
 				}
 			}
@@ -88,7 +88,7 @@ func TestCommands(t *testing.T) {
 		for _, total := range []int{1, 1000, 1 << 20, 100 << 20, gib, 8*gib + 5} {
 			n := total / 2 / max(c.width, 1)
 			tr := edges.New(d)
-			b := &Engine{Rank: 1, Size: 4, Tracker: tr, chunk: 2 << 20, slots: 4}
+			b := &Engine{Config: Config{Rank: 1, Size: 4, Chunk: 2 << 20, Slots: 4}, Tracker: tr}
 			if c.broadcast && c.role.From < 0 && c.role.To == nil {
 				b.Size = 1
 			}

@@ -50,7 +50,7 @@ func (b *Engine) Chunks(l *Leg) int {
 // each of width tensors.
 func (b *Engine) grain(bytes, width, n int) int {
 	most := PiecesOf(width)
-	return max(1, b.chunk/(bytes*width), (n+most-1)/most)
+	return max(1, b.Chunk/(bytes*width), (n+most-1)/most)
 }
 
 // spreads returns how many pieces at a time a rank with m tensors copies from the first

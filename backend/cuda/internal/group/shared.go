@@ -58,7 +58,7 @@ func (b *Engine) Sharing(op backend.ReduceOp, ts []*tensor.Tensor) *shared {
 		return nil
 	}
 	s := &shared{x: x, red: red, n: n, es: d.Size()}
-	bytes := min(max((n*s.es+sharedPieces-1)/sharedPieces, smallestPiece), b.chunk)
+	bytes := min(max((n*s.es+sharedPieces-1)/sharedPieces, smallestPiece), b.Chunk)
 	s.grain = max((bytes&^15)/s.es, 1)
 	s.chunks = (n + s.grain - 1) / s.grain
 	_, most := hostshm.Share(s.grain*s.es, 0, b.Size)

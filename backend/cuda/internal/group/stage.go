@@ -72,7 +72,7 @@ func (o *Operation) place() (err error) {
 	}
 	if o.Makes {
 		o.makeAt = Align(bytes)
-		bytes = o.makeAt + o.B.chunk
+		bytes = o.makeAt + o.B.Chunk
 	}
 	if o.measure(); o.long || o.claim != nil || o.Makes {
 		o.word = Align(max(bytes, 1))

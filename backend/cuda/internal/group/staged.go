@@ -40,7 +40,7 @@ func (o *Operation) layout() (bytes int) {
 	for i := range o.Legs {
 		flat = flat && o.Legs[i].flat()
 	}
-	o.slots = min(o.pieces, o.B.slots)
+	o.slots = min(o.pieces, o.B.Slots)
 	o.at, o.turns = make([]int, len(o.Legs)), make([]hostTurn, 0, o.pieces)
 	if o.inPlace() {
 		return 0

@@ -257,3 +257,19 @@ func InOrder(ts []*tensor.Tensor, dev int) (at driver.Ptr, bytes int, ok bool) {
 	}
 	return at, bytes, ok
 }
+
+// Bytes returns how many bytes tensors have together.
+func Bytes(ts []*tensor.Tensor) (n int) {
+	for _, t := range ts {
+		n += t.ByteLen()
+	}
+	return n
+}
+
+// Longest returns the bytes of the longest tensor.
+func Longest(ts []*tensor.Tensor) (n int) {
+	for _, t := range ts {
+		n = max(n, t.ByteLen())
+	}
+	return n
+}

@@ -148,7 +148,7 @@ run_ours() { # run_ours WORLD OP SIZE
 works=$(words "$WORK")
 
 if [ "$BARS" ]; then
-	"$C10D" bench -bars "$BARS" -dtype "$DTYPE" >"$pipes/cases"
+	BARS=$BARS bench/report.sh -cases >"$pipes/cases"
 else
 	for world in $(words "$WORLD"); do
 		for op in $(words "$OP"); do
@@ -188,12 +188,10 @@ exec 3>&- 6>&-
 wait
 say "load $(cut -d ' ' -f 1-3 /proc/loadavg 2>/dev/null || echo unknown)"
 
-peers=
 for file in torch-gloo torch-nccl openmpi openmpi-tcp; do
-	if [ -s "$OUT/$file.jsonl" ]; then peers="$peers${peers:+,}$OUT/$file.jsonl"; fi
+	if [ -s "$OUT/$file.jsonl" ]; then set -- "$@" "$OUT/$file.jsonl"; fi
 done
-# shellcheck disable=SC2086 # BARS is several words or none
-"$C10D" bench -load "$OUT/c10d-go.jsonl" ${peers:+-beside "$peers"} ${BARS:+-bars "$BARS" -dtype "$DTYPE" -device "$DEVICE"}
+BARS=$BARS DTYPE=$DTYPE DEVICE=$DEVICE bench/report.sh "$OUT/c10d-go.jsonl" "$@"
 say "records are in $OUT"
 if [ "$failed" ]; then
 	say "this library failed in some cases"

@@ -31,7 +31,7 @@ func init() {
 		groups: []group{
 			{"Flags for devices", "device work broadcast chunk slots stream"},
 			{"Flags for connections and memory", "wire sums checksum lanes alloc in-place"},
-			{"Flags for records", "json beside load bars tune progress"},
+			{"Flags for records", "json tune progress"},
 		},
 		setup: setupBench,
 	})
@@ -44,7 +44,6 @@ type bench struct {
 	wire, sums            string
 	checksum              bool
 	lanes                 int
-	beside, load          list
 	tune                  string
 	begin, end            bytesize.Size
 	sizes                 sizeList
@@ -63,7 +62,6 @@ type bench struct {
 	inPlace   bool
 	tensors   int
 	sumsGiven bool
-	bars      string
 	command   string // the program with its flags, for a table
 }
 
@@ -106,7 +104,7 @@ func (l *sizeList) Set(s string) error {
 
 func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	b := bench{begin: 4, end: 64 << 20, device: devices{kind: onCPU}}
-	fs.Var(&b.ops, "op", "`operations`, separated by commas: "+strings.Join(benchOps(), ", ")+", or all (default all_reduce, with -load all)")
+	fs.Var(&b.ops, "op", "`operations`, separated by commas: "+strings.Join(benchOps(), ", ")+", or all (default all_reduce)")
 	fs.Var(&b.begin, "b", "smallest `size` in bytes, or with K, M or G")
 	fs.Var(&b.end, "e", "largest `size`")
 	fs.IntVar(&b.factor, "f", 4, "`factor` from one size to the next")
@@ -124,9 +122,6 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.IntVar(&b.lanes, "lanes", 0, "`n` further connections to each other rank, for messages from 512K on (1M within a host if one is sent at a time), on the native wire over TCP; 0 means the backend's default, negative none; not with -device")
 	fs.StringVar(&b.sums, "sums", "", "`order` of sums: rank-order; empty means the fastest")
 	fs.BoolVar(&b.json, "json", false, "print one JSON record a line")
-	fs.Var(&b.beside, "beside", "`files` of peers' records, to print their times and the ratios")
-	fs.Var(&b.load, "load", "print tables of the records in these `files`, and measure nothing")
-	fs.StringVar(&b.bars, "bars", "", "`file` of bars, that is targets: with -load, print which hold; without, print their cases. A line has operation, ranks, sizes, peer, and a factor (2x) or a time (2us)")
 	fs.StringVar(&b.tune, "tune", "", "measure the algorithms of the native wire over TCP, or with -device the ways between devices, and write their times to this `file`")
 	fs.BoolVar(&b.check, "check", true, "check every element of the results of each size once")
 	fs.Var(&b.device, "device", devicesUsage)
@@ -169,12 +164,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 		if !given["progress"] && isTerminal(std.err) {
 			b.progress = true
 		}
-		switch {
-		case len(b.load) > 0:
-			return 0, b.report(std)
-		case b.bars != "":
-			return 0, b.listBars(std)
-		case b.world > 0:
+		if b.world > 0 {
 			return b.launch(std, fs)
 		}
 		return 0, b.run(std)
@@ -184,14 +174,14 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 // complete checks the flags and fills in defaults that depend on other flags.
 func (b *bench) complete() error {
 	known := benchOps()
-	if !b.device.onCPU() && len(b.load) == 0 {
+	if !b.device.onCPU() {
 		known = slices.DeleteFunc(known, func(op string) bool { return op == sparseOp })
 	}
 	b.stream = cmp.Or(b.stream, besideStream)
 	switch {
 	case !slices.Contains([]string{besideStream, inStream, noStream}, b.stream):
 		return usagef("-stream is %q, want %s, %s or %s", b.stream, besideStream, inStream, noStream)
-	case len(b.ops) == 1 && b.ops[0] == "all", len(b.ops) == 0 && len(b.load) > 0:
+	case len(b.ops) == 1 && b.ops[0] == "all":
 		b.ops = known
 	case len(b.ops) == 0 && b.tune != "":
 		for _, t := range tuned {
@@ -220,9 +210,6 @@ func (b *bench) complete() error {
 	if _, err := wireOf(b.wire); err != nil {
 		return usagef("-wire: %v", err)
 	}
-	if len(b.load) > 0 && b.world > 0 {
-		return usagef("-load measures nothing: leave out -world %d", b.world)
-	}
 	if b.work != "" && !slices.Contains(cuda.AllReduceWorks(), b.work) {
 		return usagef("unknown -work %q (known: %s)", b.work, strings.Join(cuda.AllReduceWorks(), ", "))
 	}
@@ -238,11 +225,8 @@ func (b *bench) complete() error {
 	if b.tune != "" && (b.work != "" || b.broadcast != "") {
 		return usagef("-tune measures all ways: leave out -work and -broadcast")
 	}
-	if b.json && (b.bars != "" || b.tune != "") {
-		return usagef("-json is for records: -bars and -tune print text")
-	}
-	if b.bars != "" && len(b.load) == 0 && b.world > 0 {
-		return usagef("-bars measures nothing: leave out -world %d", b.world)
+	if b.json && b.tune != "" {
+		return usagef("-json is for records: -tune prints text")
 	}
 	return nil
 }
@@ -323,10 +307,6 @@ func (b *bench) options(at *gpu) pg.InitOptions {
 
 // series measures every operation and size, and reports on rank 0.
 func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tensor.DType, op pg.ReduceOp, std stdio) error {
-	peers, err := loadRecords(b.beside)
-	if err != nil {
-		return err
-	}
 	all, err := at.gather(ctx, g)
 	if err != nil {
 		return err
@@ -334,7 +314,7 @@ func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tenso
 	var rep *report
 	var bar *progress
 	if g.Rank() == 0 {
-		rep = &report{out: std.out, json: b.json, peers: peers, header: all.lines(), explain: g.Explain}
+		rep = &report{out: std.out, json: b.json, header: all.lines(), explain: g.Explain}
 		rep.header = append(rep.header, b.about(g))
 		if b.alloc {
 			rep.header = append(rep.header, "tensors of Alloc, in "+memoryOf(g.Explain()))
@@ -349,9 +329,6 @@ func (b *bench) series(ctx context.Context, g *pg.ProcessGroup, at *gpu, d tenso
 	}
 	for _, name := range b.ops {
 		sizes := b.sizesOf(name)
-		if g.Rank() == 0 && len(b.beside) > 0 && len(peers.of(table{name, d.String(), at.where(), g.Size()})) == 0 {
-			return fmt.Errorf("%s: no record of %s of %v with %d ranks%s", b.beside, name, d, g.Size(), on(at.where()))
-		}
 		for i, size := range sizes {
 			r, err := b.measure(ctx, g, at, name, d, op, size, func(round int) {
 				bar.show("%s %s, size %d of %d, round %d of %d", name, bytesize.Name(size), i+1, len(sizes), round+1, b.repeat)

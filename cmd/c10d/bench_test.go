@@ -70,6 +70,7 @@ func TestBenchAlloc(t *testing.T) {
 				require.Equal(t, len(b.ops), strings.Count(out.String(), `"alloc":true`))
 			default:
 				require.Contains(t, out.String(), "# tensors of Alloc, in ")
+				require.Regexp(t, `(?m)^# average bus bandwidth: [0-9.]+ GB/s\n\z`, out.String())
 			}
 		})
 	}
@@ -168,13 +169,11 @@ func TestBenchFlags(t *testing.T) {
 		`unknown -op "nothing"`:      {"-op", "all_reduce,nothing"},
 		"-f must be at least 2":      {"-f", "1"},
 		"-alloc is for tensors":      {"-alloc", "-tune", "x"},
-		"-load measures nothing":     {"-load", "x", "-world", "2"},
 		`unexpected argument "more"`: {"more"},
-		"no such file":               {"-load", "/nowhere/records"},
 		"empty part":                 {"-op", "all_reduce,,reduce"},
 		"-dtype: tensor: unknown":    {"-world", "2", "-dtype", "nothing"},
 		"-reduce: reduce: unknown":   {"-world", "2", "-reduce", "nothing"},
-		"-json is for records":       {"-json", "-load", "x", "-bars", "y"},
+		"-json is for records":       {"-json", "-tune", "x"},
 	} {
 		var out, errs bytes.Buffer
 		require.NotZero(t, dispatch(stdio{out: &out, err: &errs}, append([]string{"bench"}, args...)))
@@ -183,70 +182,6 @@ func TestBenchFlags(t *testing.T) {
 	b := bench{tensors: coalesced, ops: list{"all"}, factor: 2, repeat: 1}
 	require.NoError(t, b.complete())
 	require.EqualValues(t, benchOps(), b.ops)
-}
-
-func TestBenchBesidePeers(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "peer.jsonl")
-	require.NoError(t, os.WriteFile(file, []byte(`{"system":"other","op":"all_reduce","dtype":"float32","size":64,"world":2,"time_us_p50":1e9}
-{"system":"other","op":"allreduce","dtype":"float32","size":64,"world":2,"time_us_p50":1e8}
-{"system":"a third of a long name","op":"all_reduce","dtype":"float32","size":16,"world":2,"time_us_p50":1e7}
-{"system":"other","op":"broadcast","dtype":"float32","size":16,"world":2,"time_us_p50":1}
-{"system":"other","op":"reduce","dtype":"float32","size":16,"world":2,"error":"it has none"}
-`), 0o644))
-	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		b := bench{tensors: coalesced, ops: list{"all_reduce"}, begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: list{file}}
-		var out bytes.Buffer
-		require.NoError(t, b.series(t.Context(), g, nil, tensor.Float32, pg.Sum(), stdio{out: &out}))
-		if g.Rank() == 0 {
-			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-			require.Len(t, lines, 6)
-			require.Regexp(t, `^# ranks: 2(, hosts: 1)?, warm-up iterations: 1, measurements: 1 \(the best counts\), results: not checked$`, lines[0])
-			require.Regexp(t, `other +ratio a third of a long name +ratio$`, lines[2])
-			require.Regexp(t, ` - +- +10000000\.00 +\d+\.\d\dx$`, lines[3])
-			require.Regexp(t, ` 100000000\.00 +\d+\.\d\dx +- +-$`, lines[4])
-			require.Regexp(t, `^# average bus bandwidth: 0\.\d+ GB/s$`, lines[5])
-		}
-	})
-	pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-		b := bench{tensors: coalesced, ops: list{"reduce"}, begin: 16, end: 64, factor: 4, iters: 2, warmup: 1, repeat: 1, beside: list{file}}
-		err := b.series(t.Context(), g, nil, tensor.Float32, pg.Sum(), stdio{out: new(bytes.Buffer)})
-		if g.Rank() == 0 {
-			require.ErrorContains(t, err, "no record of reduce")
-			g.Abort(err)
-		} else {
-			require.Error(t, err)
-		}
-	})
-}
-
-// TestBenchLoad reports on records without measuring: the best of each case, by
-// operation and size.
-func TestBenchLoad(t *testing.T) {
-	dir := t.TempDir()
-	write := func(name string, rs ...record) string {
-		var b bytes.Buffer
-		for _, r := range rs {
-			require.NoError(t, json.NewEncoder(&b).Encode(r))
-		}
-		name = filepath.Join(dir, name)
-		require.NoError(t, os.WriteFile(name, b.Bytes(), 0o644))
-		return name
-	}
-	rec := func(system, op string, size int, p50 float64) record {
-		return record{System: system, Op: op, DType: "float32", Size: size, Bytes: size, World: 4, P50: p50, P99: 2 * p50, BusBW: float64(size) / p50 / 1e3}
-	}
-	ours := write("ours", rec("c10d-go", "broadcast", 1024, 10), rec("c10d-go", "all_reduce", 1024, 30), rec("c10d-go", "all_reduce", 4, 9),
-		rec("c10d-go", "all_reduce", 1024, 20), record{System: "c10d-go", Op: "barrier", DType: "float32", World: 4, P50: 3})
-	peer := write("peer", rec("<other> & co", "all_reduce", 1024, 50), rec("<other> & co", "all_reduce", 4, 0.9))
-	var out, errs bytes.Buffer
-	code := dispatch(stdio{out: &out, err: &errs}, []string{"bench", "-load", ours, "-beside", peer})
-	require.Zero(t, code, errs.String())
-	text := out.String()
-	require.Equal(t, 3, strings.Count(text, "# "))
-	require.Less(t, strings.Index(text, "# all_reduce"), strings.Index(text, "# broadcast"))
-	require.Regexp(t, `(?m)^ +4 +0 +9\.00 +18\.00 .* 0\.90 +0\.10x$`, text)
-	require.Regexp(t, `(?m)^ +1024 +0 +20\.00 +40\.00 .* 50\.00 +2\.50x$`, text)
-	require.NotContains(t, text, "30.00")
 }
 
 // TestProgress shows nothing in the first second, and then leaves no rest of a

@@ -245,7 +245,6 @@ func TestBenchDeviceFlags(t *testing.T) {
 		`unknown -broadcast "shout"`:         {"-device", "sim", "-broadcast", "shout"},
 		"for tensors in CPU memory":          {"-device", "sim", "-op", sparseOp},
 		"leave out -work and -broadcast":     {"-device", "sim", "-tune", "x", "-work", "host"},
-		"-bars measures nothing":             {"-bars", "x", "-world", "2"},
 		"-lanes is for tensors in CPU":       {"-lanes", "2", "-device", "sim"},
 	} {
 		var out, errs bytes.Buffer

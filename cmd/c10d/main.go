@@ -113,11 +113,6 @@
 // with "c10d run -nnodes ... -- c10d bench -tune table.txt". With -device cuda it measures the
 // ways between GPUs; groups read that table from cuda.Options.Table or C10D_CUDA_TABLE.
 //
-//	c10d bench -load ours.jsonl -beside gloo.jsonl,openmpi.jsonl -bars bars.txt
-//
-// prints tables of earlier records, beside those of peers, and tells which targets ("bars")
-// of a file are met. The directory bench has programs that measure peers.
-//
 // # Finding the late rank
 //
 //	C10D_TRACE=/tmp/job/rank_ c10d run -n 4 -- ./train

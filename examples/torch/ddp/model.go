@@ -31,6 +31,9 @@ func newLayout(model *mlp.Model) (*layout, error) {
 		if err != nil {
 			return nil, err
 		}
+		if err := synced.CopyFrom(value); err != nil {
+			return nil, err
+		}
 		l.params = append(l.params, ddp.Param{Name: p.Name, Value: synced, Grad: grad})
 		l.values, l.grads = append(l.values, value), append(l.grads, grad)
 	}
@@ -45,16 +48,6 @@ func torchView(data []float32, shape []int) (*tensor.Tensor, error) {
 	return t.Transpose(0, 1)
 }
 
-// offer copies the model's parameters to the tensors that DDP reads.
-func (l *layout) offer() error {
-	for i, p := range l.params {
-		if err := p.Value.CopyFrom(l.values[i]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // adopt copies the parameters that DDP gave this rank into the model.
 func (l *layout) adopt() error {
 	for i, p := range l.params {
@@ -65,30 +58,30 @@ func (l *layout) adopt() error {
 	return nil
 }
 
-// pack appends the elements of all tensors as PyTorch has them in memory.
-func pack(b []byte, ts []*tensor.Tensor) ([]byte, error) {
-	for _, t := range ts {
-		at := len(b)
-		b = append(b, make([]byte, t.ByteLen())...)
-		if err := t.Pack(b[at:]); err != nil {
-			return nil, err
-		}
-	}
-	return b, nil
-}
-
 // centre subtracts the running mean of the images from each image, as Centre in trainer.py.
 // Its state is the model's buffers.
 type centre struct {
 	mean    []float32
 	batches []int64 // one
+	buffers []ddp.Buffer
 }
 
-// momentum is the weight of a batch in the mean, batch normalisation's.
-const momentum = 0.1
+func newCentre(features int) (*centre, error) {
+	c := &centre{mean: make([]float32, features), batches: make([]int64, 1)}
+	mean, err := tensor.Of(c.mean)
+	if err != nil {
+		return nil, err
+	}
+	batches, err := tensor.Of(c.batches, []int{}...) // no dimension, as PyTorch's counters
+	if err != nil {
+		return nil, err
+	}
+	c.buffers = []ddp.Buffer{{Name: "mean", Value: mean}, {Name: "batches", Value: batches}}
+	return c, nil
+}
 
 // forward centres rows of pixels in place. In training it then moves the mean towards that
-// of the images.
+// of the images, by a tenth.
 func (c *centre) forward(rows []float32, training bool) {
 	n := len(rows) / len(c.mean)
 	sums := make([]float32, len(c.mean))
@@ -103,19 +96,7 @@ func (c *centre) forward(rows []float32, training bool) {
 		return
 	}
 	for i, s := range sums {
-		c.mean[i] += momentum * (s/float32(n) - c.mean[i])
+		c.mean[i] += 0.1 * (s/float32(n) - c.mean[i])
 	}
 	c.batches[0]++
-}
-
-func (c *centre) buffers() ([]ddp.Buffer, error) {
-	mean, err := tensor.Of(c.mean)
-	if err != nil {
-		return nil, err
-	}
-	batches, err := tensor.Of(c.batches, []int{}...) // no dimension, as PyTorch's counters
-	if err != nil {
-		return nil, err
-	}
-	return []ddp.Buffer{{Name: "mean", Value: mean}, {Name: "batches", Value: batches}}, nil
 }

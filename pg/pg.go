@@ -159,7 +159,6 @@ func newWorld(ctx context.Context, st store.Store, rank, size int, o Options, fr
 	if o.Timeout <= 0 {
 		o.Timeout = backend.DefaultTimeout
 	}
-	st = heard(st, o.Recorder)
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	keys, run, known, err := findRun(ctx, st, &o, rank, size, from)

@@ -620,7 +620,6 @@ func joinWorld(ctx context.Context, st store.Store, o Options, from origin) (*Pr
 			"the group has not taken this process in within %v: %w", o.Timeout, context.DeadlineExceeded))
 		defer cancel()
 	}
-	st = heard(st, o.Recorder)
 	g := &ProcessGroup{name: o.Name, desc: o.Description, timeout: o.Timeout}
 	v, err := g.join(ctx, st, o, from)
 	for errors.Is(err, errMoved) && ctx.Err() == nil {

@@ -5,22 +5,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store/tcp"
-	"github.com/c10d-go/c10d/trace"
 )
-
-// requests counts the calls of a rank's store.
-type requests struct{ atomic.Int64 }
-
-func (*requests) Called(trace.Event)                         {}
-func (*requests) Ended(trace.Event)                          {}
-func (n *requests) StoreCalled(string, time.Duration, error) { n.Add(1) }
 
 // TestRequestsOfASubgroup: they do not grow with the group that it is made from, and ranks outside a part make none.
 func TestRequestsOfASubgroup(t *testing.T) {
@@ -36,10 +27,10 @@ func TestRequestsOfASubgroup(t *testing.T) {
 	for r := range size {
 		all.Go(func() {
 			defer must.Catch(&errs[r])
-			var n requests
+			var n atomic.Int64
 			st := must.Get(tcp.New(t.Context(), server.Addr().String()))
 			defer st.Close()
-			g := must.Get(New(t.Context(), st, r, size, Options{Recorder: trace.New(trace.Options{Observers: []trace.Observer{&n}})}))
+			g := must.Get(New(t.Context(), CountedStore{st, &n}, r, size))
 			must.Do(Wait(g.AllReduce(t.Context(), Slice([]float32{1}), backend.Sum())))
 			g.now().tidier.wait()
 			made[r] = n.Load()

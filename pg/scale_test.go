@@ -15,16 +15,7 @@ import (
 	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
-	"github.com/c10d-go/c10d/trace"
 )
-
-// storeCalls counts the calls of all ranks to their store.
-type storeCalls struct{ n atomic.Int64 }
-
-func (*storeCalls) Called(trace.Event) {}
-func (*storeCalls) Ended(trace.Event)  {}
-
-func (c *storeCalls) StoreCalled(string, time.Duration, error) { c.n.Add(1) }
 
 // TestThousandRanks holds what a rank of a large job costs: goroutines, memory and calls to the store. The ranks of one
 // process make groups and sub-groups, run collectives, lose a rank and go on in the next epoch. Times are logged only.
@@ -34,8 +25,9 @@ func TestThousandRanks(t *testing.T) {
 		dead = 5
 	)
 	size := testsize.Of(100, 1000, 1000)
-	j, calls := pgtest.NewJob(size), new(storeCalls)
+	j := pgtest.NewJob(size)
 	defer j.Close()
+	var calls atomic.Int64 // of all ranks to their store
 	groups, parts := make([]*pg.ProcessGroup, size), make([]*pg.ProcessGroup, size)
 	ctx, begun := t.Context(), time.Now()
 	goroutines, heap := runtime.NumGoroutine(), heapInUse()
@@ -44,7 +36,7 @@ func TestThousandRanks(t *testing.T) {
 	each := func(what string, most float64, f func(r int) error) {
 		t.Helper()
 		errs := make([]error, size)
-		before := calls.n.Load()
+		before := calls.Load()
 		var wg sync.WaitGroup
 		for r := range errs {
 			wg.Go(func() {
@@ -55,7 +47,7 @@ func TestThousandRanks(t *testing.T) {
 		wg.Wait()
 		require.NoError(t, errors.Join(errs...), what)
 		perRank := func(n float64) float64 { return n / float64(size) }
-		asked := perRank(float64(calls.n.Load() - before))
+		asked := perRank(float64(calls.Load() - before))
 		live, kept := perRank(float64(runtime.NumGoroutine()-goroutines)), perRank(float64(heapInUse()-heap))
 		t.Logf("%6.1f s  %s: each rank has %.1f goroutines and %.0f KiB, and made %.1f calls to the store",
 			time.Since(begun).Seconds(), what, live, kept/1024, asked)
@@ -75,8 +67,7 @@ func TestThousandRanks(t *testing.T) {
 	each("groups", 4, func(r int) (err error) {
 		o := j.Options()
 		o.Timeout, o.Elastic = 10*time.Minute, true
-		o.Recorder = trace.New(trace.Options{Observers: []trace.Observer{calls}})
-		groups[r], err = pg.New(ctx, j.Store, r, size, o)
+		groups[r], err = pg.New(ctx, pg.CountedStore{Store: j.Store, N: &calls}, r, size, o)
 		return err
 	})
 	defer func() {

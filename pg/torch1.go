@@ -19,8 +19,6 @@ func (torch1Store) IsTorch1() bool { return true }
 
 func (s torch1Store) LocalAddr() netip.Addr { return store.LocalAddrOf(s.Store) }
 
-func (h *heardStore) IsTorch1() bool { return store.IsTorch1(h.Store) }
-
 // torch1Keys returns where ranks of PyTorch up to 2.0 have the keys that others have in st. They keep the agents'
 // store over restarts; later ones get a new one each time.
 func torch1Keys(st store.Store, from origin) store.Store {

@@ -66,6 +66,6 @@
 // # For authors of groups
 //
 // Packages pg and trace/debug call these, and a program needs none of them: [Member], [Recorder.Join], [Recorder.Adopt],
-// [Recorder.Joined], [Recorder.Ended], [Recorder.Settle], [Recorder.StoreObservers], [Group.Calls], [Group.Leave] and
+// [Recorder.Joined], [Recorder.Ended], [Recorder.Settle], [Group.Calls], [Group.Leave] and
 // [Call].
 package trace

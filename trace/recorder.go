@@ -66,15 +66,6 @@ func (all observers) Ended(e Event) {
 	}
 }
 
-// StoreObserver is an Observer that is also told of the store's calls: those of a group, and those that
-// the program makes on ProcessGroup.Store.
-type StoreObserver interface {
-	// StoreCalled comes when a call has returned, on the goroutine that has made it. The call is set,
-	// get, add, compare_set, wait, check, delete, num_keys, append, multi_get, multi_set, queue_push,
-	// queue_pop, queue_len or list_keys. A wait for another rank counts as time.
-	StoreCalled(call string, took time.Duration, err error)
-}
-
 // Event is an operation that an observer is told of. It may be used until the observer's method returns.
 // Its methods cost less than Operation, which copies everything.
 type Event struct {
@@ -362,16 +353,6 @@ func (r *Recorder) Adopt(prefix string, stacks bool) bool {
 
 // Prefix returns Options.Prefix.
 func (r *Recorder) Prefix() string { return r.options.Prefix }
-
-// StoreObservers is for package pg: it returns the observers that are StoreObservers.
-func (r *Recorder) StoreObservers() (all []StoreObserver) {
-	for _, o := range r.options.Observers {
-		if s, ok := o.(StoreObserver); ok {
-			all = append(all, s)
-		}
-	}
-	return all
-}
 
 // Joined reports whether the rank has ever been in a group.
 func (r *Recorder) Joined() bool {

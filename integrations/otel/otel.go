@@ -15,8 +15,6 @@
 //	c10d.pending             operations that have not ended; c10d.group
 //	c10d.pending.age         for how many seconds the oldest of these has been pending; c10d.group
 //	c10d.epoch               the group's epoch; c10d.group
-//	c10d.store.duration      histogram in seconds of the store's calls, with waits for other ranks;
-//	                         c10d.store.call, and error.type if the call failed
 //
 // In metrics, c10d.group is the group's description, or its name without the epoch if it has none. The
 // rank that calls last spends the least time in collectives: a query finds stragglers in
@@ -28,7 +26,6 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -49,7 +46,6 @@ type Observer struct {
 	pending  metric.Int64ObservableUpDownCounter
 	age      metric.Float64ObservableGauge
 	epoch    metric.Int64ObservableGauge
-	calls    metric.Float64Histogram
 	recorder atomic.Pointer[trace.Recorder] // of the last operation
 
 	mu    sync.Mutex
@@ -73,7 +69,7 @@ func New(t apitrace.TracerProvider, m metric.MeterProvider) (*Observer, error) {
 		return o, nil
 	}
 	meter := m.Meter(scope)
-	var errs [7]error
+	var errs [6]error
 	o.duration, errs[0] = meter.Float64Histogram("c10d.operation.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time from the call of an operation to its end."),
 		metric.WithExplicitBucketBoundaries(1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 100))
@@ -84,9 +80,6 @@ func New(t apitrace.TracerProvider, m metric.MeterProvider) (*Observer, error) {
 	o.age, errs[3] = meter.Float64ObservableGauge("c10d.pending.age", metric.WithUnit("s"),
 		metric.WithDescription("For how long the oldest pending operation has been pending."))
 	o.epoch, errs[4] = meter.Int64ObservableGauge("c10d.epoch", metric.WithDescription("Epoch of the group."))
-	o.calls, errs[6] = meter.Float64Histogram("c10d.store.duration", metric.WithUnit("s"),
-		metric.WithDescription("Time of a call of the store, with waits for other ranks."),
-		metric.WithExplicitBucketBoundaries(1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 100))
 	if errs[2] == nil && errs[3] == nil && errs[4] == nil {
 		_, errs[5] = meter.RegisterCallback(o.gauges, o.pending, o.age, o.epoch)
 	}
@@ -131,18 +124,6 @@ func (o *Observer) Ended(e trace.Event) {
 	if o.tracer != nil {
 		o.span(e.Operation())
 	}
-}
-
-// StoreCalled implements trace.StoreObserver.
-func (o *Observer) StoreCalled(call string, took time.Duration, err error) {
-	if o.calls == nil {
-		return
-	}
-	its := []attribute.KeyValue{attribute.String("c10d.store.call", call)}
-	if err != nil {
-		its = append(its, attribute.String("error.type", kind(err)))
-	}
-	o.calls.Record(context.Background(), took.Seconds(), metric.WithAttributes(its...))
 }
 
 // attributes returns the attributes of an operation in metrics. It makes them once.

@@ -13,8 +13,6 @@
 //	c10d_pending_operations{group}                         operations that have not ended
 //	c10d_oldest_pending_seconds{group}                     for how long the oldest of these has been pending
 //	c10d_epoch{group}                                      the group's epoch
-//	c10d_store_calls_total{call, result}                   calls of the store, by groups and by the program
-//	c10d_store_call_seconds{call}                          histogram of their times, with waits for other ranks
 //
 // The label group is the group's description, or its name without the epoch if it has none: new
 // epochs begin no new series.
@@ -38,7 +36,6 @@ package prometheus
 import (
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/c10d-go/c10d/trace"
 	"github.com/c10d-go/c10d/work"
@@ -50,8 +47,6 @@ type Observer struct {
 	operations *prometheus.CounterVec
 	bytes      *prometheus.CounterVec
 	seconds    *prometheus.HistogramVec
-	calls      *prometheus.CounterVec
-	callTimes  *prometheus.HistogramVec
 	epoch      *prometheus.Desc
 	count      *prometheus.Desc
 	oldest     *prometheus.Desc
@@ -90,19 +85,12 @@ func New(r prometheus.Registerer) *Observer {
 			Name: "c10d_operation_seconds", Help: "Time from the call of an operation to its end.",
 			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 14), // 1 us to 67 s
 		}, []string{"op", "route"}),
-		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "c10d_store_calls_total", Help: "Calls of the store.",
-		}, []string{"call", "result"}),
-		callTimes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "c10d_store_call_seconds", Help: "Time of a call of the store, with waits for other ranks.",
-			Buckets: prometheus.ExponentialBuckets(1e-5, 4, 13), // 10 us to 168 s
-		}, []string{"call"}),
 		epoch:  prometheus.NewDesc("c10d_epoch", "Epoch of the group.", []string{"group"}, nil),
 		count:  prometheus.NewDesc("c10d_pending_operations", "Operations that have not ended.", []string{"group"}, nil),
 		oldest: prometheus.NewDesc("c10d_oldest_pending_seconds", "For how long the oldest pending operation has been pending.", []string{"group"}, nil),
 		known:  make(map[labels]*series),
 	}
-	r.MustRegister(o.operations, o.bytes, o.seconds, o.calls, o.callTimes, o)
+	r.MustRegister(o.operations, o.bytes, o.seconds, o)
 	return o
 }
 
@@ -139,16 +127,6 @@ func (o *Observer) seriesOf(l labels) *series {
 		o.known[l] = s
 	}
 	return s
-}
-
-// StoreCalled implements trace.StoreObserver.
-func (o *Observer) StoreCalled(call string, took time.Duration, err error) {
-	result := "ok"
-	if err != nil {
-		result = "error"
-	}
-	o.calls.WithLabelValues(call, result).Inc()
-	o.callTimes.WithLabelValues(call).Observe(took.Seconds())
 }
 
 // Describe implements prometheus.Collector.

@@ -1,7 +1,6 @@
 package prometheus_test
 
 import (
-	"context"
 	"encoding/json"
 	"os"
 	"regexp"
@@ -68,17 +67,6 @@ c10d_pending_operations{group="0"} 0
 	n, err := testutil.GatherAndCount(registry, "c10d_operations_total", "c10d_operation_seconds")
 	require.NoError(t, err)
 	require.Equal(t, 3, n, "two results, one histogram")
-
-	require.NoError(t, g.Store().Set(t.Context(), "k", nil))
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.Error(t, must.Err(g.Store().Get(ctx, "missing")))
-	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP c10d_store_calls_total Calls of the store.
-# TYPE c10d_store_calls_total counter
-c10d_store_calls_total{call="get",result="error"} 1
-c10d_store_calls_total{call="set",result="ok"} 1
-`), "c10d_store_calls_total"))
 
 	require.Empty(t, must.Get(testutil.GatherAndLint(registry)))
 }
@@ -263,7 +251,6 @@ func BenchmarkObserver(b *testing.B) {
 func TestDashboard(t *testing.T) {
 	g, registry := alone(t)
 	require.NoError(t, pg.Wait(g.AllReduce(t.Context(), pg.Slice([]float32{1}), pg.Sum())))
-	require.NoError(t, g.Store().Set(t.Context(), "k", nil))
 	known := make(map[string]bool)
 	all := must.Get(registry.Gather())
 	for _, m := range all {

@@ -130,7 +130,6 @@ type DDP struct {
 	open    bool            // between Begin and Finish
 	noSync  bool
 	started bool // a gradient was ready in this iteration
-	synced  int  // iterations that reduce, counted from 1
 
 	buckets []*Bucket
 	shared  *sharedMemory // of buckets; nil if they lie in ordinary memory, or on a device
@@ -148,7 +147,6 @@ type DDP struct {
 	syncBuffers bool // the last iteration reduced, so buffers may differ
 	buffers     *broadcaster
 	join        joining
-	stats       stats
 	flying      []flight // in the order in which they were started
 }
 
@@ -375,10 +373,6 @@ func (d *DDP) forward(ctx context.Context, backward bool) error {
 	}
 	reduces := backward && !d.noSync
 	d.ctx, d.open, d.started = ctx, false, false
-	if reduces {
-		d.synced++
-		d.stats.begin(d.synced)
-	}
 	if err := d.notifyActive(ctx); err != nil {
 		return err
 	}
@@ -425,14 +419,6 @@ func (d *DDP) unfinished() error {
 func (d *DDP) learning() bool { return d.o.StaticGraph && !d.learned }
 
 func (d *DDP) dynamicUnused() bool { return d.o.FindUnused && !d.o.StaticGraph }
-
-// Backward marks the end of the forward pass for Stats. Without it, the first Ready marks the
-// end.
-func (d *DDP) Backward() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.stats.backward()
-}
 
 // Ready says that the gradient of parameter i is final: it is in Grad, or in GradView(i). Call it
 // in the backward pass as early as possible, in the same order on all ranks if you can. A bucket
@@ -497,7 +483,6 @@ func (d *DDP) markReady(i int, grad *tensor.Tensor, used bool) error {
 	}
 	if !d.started {
 		d.started = true
-		d.stats.backward()
 		if d.o.StaticGraph && d.learned {
 			if err := d.markUnready(func(q *param) bool { return q.fires == 0 }); err != nil {
 				return err
@@ -545,7 +530,6 @@ func (d *DDP) mark(p *param) error {
 		return nil
 	}
 	for ; d.next < len(d.buckets) && d.buckets[d.next].pending == 0; d.next++ {
-		d.stats.communicate()
 		if err := d.buckets[d.next].launch(d.ctx); err != nil {
 			return d.fail(err)
 		}
@@ -607,7 +591,6 @@ func (d *DDP) Finish(ctx context.Context) error {
 		d.open = false
 		return nil
 	}
-	d.stats.computed()
 	if err := d.complete(); err != nil {
 		return err
 	}
@@ -622,7 +605,6 @@ func (d *DDP) Finish(ctx context.Context) error {
 	for _, p := range d.train {
 		p.grad, p.touched = p.Grad, false
 	}
-	d.stats.end()
 	return nil
 }
 

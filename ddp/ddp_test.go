@@ -565,28 +565,6 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 	}
 }
 
-func TestStats(t *testing.T) {
-	ps := vectors(t, 4, 4)
-	d := must.Get(ddp.New(soon(t), newInstant(), ps))
-	require.Zero(t, d.Stats())
-	for range 205 {
-		require.NoError(t, d.Begin(soon(t)))
-		d.Backward()
-		backward(t, d, 2)
-		require.NoError(t, d.Finish(soon(t)))
-	}
-	s := d.Stats()
-	require.Equal(t, 205, s.Iterations)
-	require.Equal(t, 12, s.Samples, "1 to 10, 100, 200")
-	for _, times := range []ddp.Times{s.Last, s.Mean} {
-		require.Positive(t, times.Forward)
-		require.Positive(t, times.Backward)
-		require.Positive(t, times.Comm)
-		require.LessOrEqual(t, times.Overlap, times.Backward)
-		require.LessOrEqual(t, times.Overlap, times.Comm)
-	}
-}
-
 // A sparse gradient that no rank has stays as it is, beside bucket views too.
 func TestUnusedSparseGradient(t *testing.T) {
 	for _, views := range []bool{false, true} {

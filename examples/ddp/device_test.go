@@ -35,7 +35,6 @@ func TestSim(t *testing.T) {
 	require.LessOrEqual(t, first.Compare.Relative, compareTolerance)
 	require.InDelta(t, first.Compare.Accuracy, first.Accuracy, 2./359)
 	require.InDelta(t, first.Compare.Loss, first.Loss, 1e-4)
-	require.Nil(t, first.Overlap)
 
 	second := demo(t, 2, append(few, "-epochs", "2", "-device", "sim", "-work", "host", "-resume", "-checkpoint", state)...)
 	require.Equal(t, cuda.HostWork, second.Work)

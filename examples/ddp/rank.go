@@ -107,11 +107,6 @@ func runRank(ctx context.Context, c *config, stdout, stderr io.Writer) (err erro
 	}
 	if devices != nil {
 		rep.Work = allReduceWork(g)
-	} else {
-		rep.Overlap = new(float64)
-		if m := d.Stats().Mean; m.Comm > 0 {
-			*rep.Overlap = round(m.Overlap.Seconds()/m.Comm.Seconds(), 3)
-		}
 	}
 	rep.Seconds = round(time.Since(start).Seconds(), 3)
 	rep.ImagesPerSecond = math.Round(float64(c.epochs-from) * float64(data.Train.Len()) / trained.Seconds())

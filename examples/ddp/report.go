@@ -24,7 +24,6 @@ type report struct {
 	Params          int         `json:"params"`
 	Buckets         int         `json:"buckets"`
 	Images          int         `json:"images,omitempty"`      // that all ranks have trained on; with -elastic
-	Overlap         *float64    `json:"overlap,omitempty"`     // share of the communication time that overlaps computation; not for a device
 	Compression     float64     `json:"compression,omitempty"` // elements of gradients divided by elements sent for them; with -powersgd
 	Data            string      `json:"data"`
 	Backend         string      `json:"backend"`

@@ -227,7 +227,7 @@ func dispatch(std stdio, args []string) int {
 	}
 	c, ok := commands[name]
 	if !ok {
-		fmt.Fprintf(std.err, "c10d: no command %q%s\nsee c10d help\n", name, didYouMean(name, commandNames()))
+		fmt.Fprintf(std.err, "c10d: no command %q\nsee c10d help\n", name)
 		return exitUsage
 	}
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
@@ -239,7 +239,7 @@ func dispatch(std stdio, args []string) int {
 		return 0
 	}
 	if err != nil {
-		err = usageError{unknownFlag(err, flags)}
+		err = usageError{err.Error()}
 	} else {
 		code, err = run(std, flags.Args())
 	}

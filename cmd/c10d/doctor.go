@@ -49,7 +49,7 @@ func setupDoctor(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.StringVar(&d.wire, "wire", "", "`wire`: auto, gloo, native or tcp"+wireDefault)
 	fs.StringVar(&d.device, "device", anyDevice, "`kind` of devices to examine: auto (GPUs if there are any), cpu (none), cuda, or sim (GPUs in software)")
 	fs.BoolVar(&d.json, "json", false, "print one JSON object")
-	fs.BoolVar(&d.links, "links", true, "measure time and bandwidth between each two ranks, and what registered memory of GPUs saves")
+	fs.BoolVar(&d.links, "links", true, "measure time and bandwidth between each two ranks")
 	fs.DurationVar(&d.timeout, "timeout", time.Minute, "longest `duration` to wait for ranks")
 	return func(std stdio, args []string) (int, error) {
 		if len(args) > 0 {
@@ -132,8 +132,6 @@ type rankInfo struct {
 	NoGroup string `json:"no_device_group,omitempty"` // why no group for devices could be made
 	NCCL    string `json:"nccl,omitempty"`            // the version that backend nccl finds, and where
 	NoNCCL  string `json:"no_nccl,omitempty"`         // why it finds none
-
-	Registered *registeredTimes `json:"registered_memory,omitempty"` // if there can be any, and with -links
 }
 
 // diagnosis is what "c10d doctor -json" prints.
@@ -383,9 +381,6 @@ func (d *diagnosis) write(out io.Writer) error {
 		if err := h.write(out); err != nil {
 			return err
 		}
-	}
-	if r := d.Ranks[0].Registered; r != nil {
-		fmt.Fprintf(out, "\n%v\n", r)
 	}
 	if d.Ranks[0].NCCL != "" {
 		fmt.Fprintf(out, "\nNCCL for backend nccl on rank 0: %s\n", d.Ranks[0].NCCL)

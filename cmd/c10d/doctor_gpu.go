@@ -8,9 +8,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/pg"
@@ -100,16 +98,6 @@ func (d *doctor) examineGPUs(ctx context.Context, g *pg.ProcessGroup, at *gpu, r
 	if err == nil && !slices.ContainsFunc(ranks, func(p rankInfo) bool { return p.GPUs == 0 }) {
 		err = d.tryGPUs(ctx, g, group, at)
 	}
-	if d.links {
-		// All ranks say whether they can, whatever went wrong before.
-		can, failed := pg.AllGatherObject(ctx, g, err == nil && registers(group))
-		if failed != nil {
-			return nil, nil, failed
-		}
-		if !slices.Contains(can, false) {
-			me.Registered, err = d.measureRegistered(ctx, group, at)
-		}
-	}
 	if err != nil {
 		me.NoGroup = err.Error()
 	}
@@ -145,78 +133,6 @@ func (d *doctor) tryGPUs(ctx context.Context, g, group *pg.ProcessGroup, at *gpu
 		return err
 	}
 	return w.Wait(ctx)
-}
-
-// registers reports whether peers can write straight into this rank's tensors in a group.
-func registers(group *pg.ProcessGroup) bool {
-	return slices.ContainsFunc(group.Explain(), func(e backend.Explanation) bool {
-		return slices.ContainsFunc(e.Choices, func(c backend.Choice) bool { return c.Op == cuda.RegisteredMemory })
-	})
-}
-
-// registeredTimes is how long a broadcast takes, in us, to memory that the ranks have registered and to other memory.
-type registeredTimes struct {
-	Bytes    int     `json:"bytes"`
-	Straight float64 `json:"straight_us"`
-	Staged   float64 `json:"staged_us"`
-}
-
-func (r *registeredTimes) String() string {
-	return fmt.Sprintf("registered memory: a broadcast of %d MiB takes %.1f us straight into the tensors, and %.1f us to memory that is not registered", r.Bytes>>20, r.Straight, r.Staged)
-}
-
-const (
-	registeredBytes = 16 << 20
-	broadcasts      = 15 // the median counts
-	settling        = 5  // calls before them, in which the ranks map the memory
-)
-
-// measureRegistered times broadcasts from the last rank. Rank 0, of which the doctor tells, receives.
-func (d *doctor) measureRegistered(ctx context.Context, group *pg.ProcessGroup, at *gpu) (*registeredTimes, error) {
-	m, err := at.device.Alloc(registeredBytes)
-	if err != nil {
-		group.Abort(err)
-		return nil, err
-	}
-	at.memory = append(at.memory, m)
-	median := func(m driver.Memory) (float64, error) {
-		t, err := tensor.OnDevice(tensor.Uint8, m, registeredBytes)
-		if err != nil {
-			return 0, err
-		}
-		var times []time.Duration
-		for i := range settling + broadcasts {
-			begun := time.Now()
-			w, err := group.Broadcast(at.context(ctx), t, group.Size()-1, pg.CallOptions{Timeout: d.timeout})
-			if err == nil {
-				err = w.Wait(ctx)
-			}
-			if err != nil {
-				return 0, err
-			}
-			if i >= settling {
-				times = append(times, time.Since(begun))
-			}
-		}
-		slices.Sort(times)
-		return times[broadcasts/2].Seconds() * 1e6, nil
-	}
-	r := registeredTimes{Bytes: registeredBytes}
-	if r.Staged, err = median(&unregistered{m}); err == nil {
-		r.Straight, err = median(m)
-	}
-	if err != nil {
-		group.Abort(err)
-		return nil, err
-	}
-	return &r, nil
-}
-
-// unregistered is memory that ranks do not register.
-type unregistered struct{ driver.Memory }
-
-func (*unregistered) Export() (h driver.MemoryHandle, err error) {
-	return h, errors.New("this memory is measured without registration")
 }
 
 // examine looks at all devices of the driver.

@@ -135,7 +135,7 @@ func TestDoctorLooksAtGPUs(t *testing.T) {
 
 	p = start(t, nil, "doctor", "-world", "2", "-device", "sim")
 	require.Zero(t, p.wait(), p.stderr.String())
-	require.Regexp(t, `(?s)registered memory +any size +1 of 16 regions .*\nregistered memory: a broadcast of 16 MiB takes [\d.]+ us straight into the tensors, and [\d.]+ us to memory that is not registered\n`, p.output())
+	require.Regexp(t, `registered memory +any size +\d+ of 16 regions `, p.output())
 
 	hidden := []string{"CUDA_VISIBLE_DEVICES=-1"}
 	p = start(t, hidden, "doctor", "-world", "1", "-links=false")

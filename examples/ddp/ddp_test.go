@@ -127,7 +127,7 @@ func TestDemo(t *testing.T) {
 	require.Less(t, r.Loss, 0.2)
 	require.Equal(t, 64*128+128+128*64+64+64*10+10, r.Params)
 	require.Equal(t, 2, r.Buckets)
-	require.Equal(t, []string{"digits", "gloo", "tcp"}, []string{r.Data, r.Backend, r.Store})
+	require.Equal(t, []string{"gloo", "tcp"}, []string{r.Backend, r.Store})
 	require.Positive(t, r.Seconds)
 	require.Positive(t, r.ImagesPerSecond)
 	require.LessOrEqual(t, r.Compare.Relative, compareTolerance)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/examples/internal/dataset"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -38,7 +39,7 @@ const (
 // runElastic is runRank with -elastic.
 func runElastic(ctx context.Context, c *config, stdout, stderr io.Writer) (err error) {
 	start := time.Now()
-	data, err := loadData(c)
+	data, err := dataset.Digits()
 	if err != nil {
 		return err
 	}

@@ -74,7 +74,6 @@ type config struct {
 	join     bool
 	stepTime time.Duration
 
-	data       string
 	hidden     []int
 	epochs     int
 	batch      int
@@ -103,7 +102,6 @@ func parseFlags(args []string, stderr io.Writer) (*config, error) {
 	f.BoolVar(&c.join, "join", false, "with -elastic: join a training that is running. Ranks that c10d run starts again do that by themselves")
 	f.DurationVar(&c.stepTime, "step-time", 0, "with -elastic: `duration` of a pause in each step, to have time to kill ranks")
 
-	f.StringVar(&c.data, "data", "", "`directory` with the IDX files of MNIST or Fashion-MNIST; empty means the embedded digits")
 	f.Func("hidden", "`sizes` of the hidden layers, separated by commas (default 128,64)", func(s string) error {
 		c.hidden = nil
 		for _, field := range strings.FieldsFunc(s, func(r rune) bool { return r == ',' }) {

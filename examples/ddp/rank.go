@@ -23,7 +23,7 @@ import (
 // runRank joins the group, trains, and on rank 0 reports.
 func runRank(ctx context.Context, c *config, stdout, stderr io.Writer) (err error) {
 	start := time.Now()
-	data, err := loadData(c)
+	data, err := dataset.Digits()
 	if err != nil {
 		return err
 	}
@@ -129,13 +129,6 @@ func (r *rank) end(ctx context.Context, devices driver.Driver, err error) error 
 		err = devices.Close() // its error has the findings of the simulator
 	}
 	return err
-}
-
-func loadData(c *config) (*dataset.Data, error) {
-	if c.data == "" {
-		return dataset.Digits()
-	}
-	return dataset.LoadIDX(c.data)
 }
 
 // rank is one member of the training.

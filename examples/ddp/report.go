@@ -25,7 +25,6 @@ type report struct {
 	Buckets         int         `json:"buckets"`
 	Images          int         `json:"images,omitempty"`      // that all ranks have trained on; with -elastic
 	Compression     float64     `json:"compression,omitempty"` // elements of gradients divided by elements sent for them; with -powersgd
-	Data            string      `json:"data"`
 	Backend         string      `json:"backend"`
 	Device          string      `json:"device,omitempty"` // where the model was, if not in CPU memory
 	GPU             string      `json:"gpu,omitempty"`    // rank 0's
@@ -64,7 +63,7 @@ func (r *rank) report(identical bool, sum [32]byte) *report {
 		Ranks: r.size, Epochs: r.config.epochs, Batch: r.config.batch, Params: n,
 		Accuracy: round(h.Accuracy[last], 6), Loss: round(h.Train[last], 6), HeldOutLoss: round(h.HeldOut[last], 6),
 		ParamsIdentical: identical, ParamsSHA256: hex.EncodeToString(sum[:]),
-		Data: r.data.Name, Backend: r.config.backend, Store: storeName(r.config.init),
+		Backend: r.config.backend, Store: storeName(r.config.init),
 	}
 	if r.config.device != onCPU {
 		rep.Device = r.config.device

@@ -13,7 +13,6 @@ import (
 // state describes a checkpoint: the training and its progress. The checkpoint also has the
 // parameters and the optimizer's velocities.
 type state struct {
-	Data     string
 	Sizes    []int
 	Batch    int
 	Rate     float64
@@ -26,7 +25,6 @@ type state struct {
 func (r *rank) state(epoch int) state {
 	c, train := r.config, &r.data.Train
 	return state{
-		Data:  r.data.Name,
 		Sizes: slices.Concat([]int{train.Features}, c.hidden, []int{train.Classes}),
 		Batch: c.batch, Rate: c.rate, Momentum: c.momentum, Seed: c.seed,
 		Epoch: epoch, History: r.history,
@@ -94,7 +92,6 @@ func (r *rank) load() (epoch int, err error) {
 		was, now  any
 		different bool
 	}{
-		{"-data", was.Data, now.Data, was.Data != now.Data},
 		{"-hidden: layers", was.Sizes, now.Sizes, !slices.Equal(was.Sizes, now.Sizes)},
 		{"-batch", was.Batch, now.Batch, was.Batch != now.Batch},
 		{"-lr", was.Rate, now.Rate, was.Rate != now.Rate},

@@ -20,6 +20,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/examples/internal/dataset"
 	"github.com/c10d-go/c10d/internal/launch/agent"
 	"github.com/c10d-go/c10d/pg"
 )
@@ -193,7 +194,7 @@ func (r *stepRecord) appendTo(file string) error {
 
 // measure trains in the given number of rounds. Every rank returns the same times.
 func (s *stepper) measure(ctx context.Context, rounds int) (*stepRecord, error) {
-	data, err := loadData(s.config)
+	data, err := dataset.Digits()
 	if err != nil {
 		return nil, err
 	}

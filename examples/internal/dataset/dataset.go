@@ -34,7 +34,6 @@ func (s *Set) Gather(inputs []float32, labels []uint8, indices []int) ([]float32
 
 // Data is a data set in its two parts.
 type Data struct {
-	Name           string
 	Train, HeldOut Set
 }
 
@@ -66,7 +65,7 @@ func parseDigits(b []byte) (*Data, error) {
 	rows := csv.NewReader(z)
 	rows.FieldsPerRecord = digitsFeatures + 1
 	rows.ReuseRecord = true
-	d := &Data{Name: "digits"}
+	d := new(Data)
 	d.Train = Set{Features: digitsFeatures, Classes: 10}
 	d.HeldOut = d.Train
 	n := 0

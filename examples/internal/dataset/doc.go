@@ -4,8 +4,4 @@
 //
 // [Digits] is in the program, so the examples need no other files. It has 1797
 // scanned digits of 8x8 pixels (see NOTICE for the source and the licence).
-//
-// [LoadIDX] reads the files of MNIST, Fashion-MNIST and others of their format from a
-// directory. It does not trust the lengths in a file: it allocates memory for bytes that
-// it has read.
 package dataset

@@ -7,7 +7,7 @@
 // the gradients of the last layers while the first layers are still being computed.
 //
 // The layers use tanh and not ReLU because tanh is smooth. ReLU's derivative jumps at 0.
-// Of the ten million neurons that an epoch of Fashion-MNIST computes, some are within a
+// Of the millions of neurons that an epoch computes, some are within a
 // rounding error of 0. A training that adds up in another order, as a distributed one
 // does, then takes the other side of the jump. After two epochs its parameters differ by
 // 2 to 5 %. With tanh they differ by 2e-6, and a comparison shows that nothing else

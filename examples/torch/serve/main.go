@@ -17,7 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/c10d-go/c10d/examples/internal/dataset"
 	"github.com/c10d-go/c10d/weights"
 )
 
@@ -35,7 +34,7 @@ func main() {
 	defer stop()
 	s, err := listen(ctx, c)
 	if err == nil {
-		fmt.Printf("page and predictions on http://%s, parameters from %s\n", s.listener.Addr(), c.trainer)
+		fmt.Printf("predictions on http://%s/predict, parameters from %s\n", s.listener.Addr(), c.trainer)
 		err = s.run(ctx)
 	}
 	if err != nil {
@@ -57,15 +56,11 @@ type service struct {
 }
 
 func listen(ctx context.Context, c config) (*service, error) {
-	data, err := dataset.Digits()
-	if err != nil {
-		return nil, err
-	}
 	r, err := weights.Dial(c.trainer, weights.ReceiverOptions{Name: "serve", Timeout: c.timeout, Retry: time.Second, MaxBytes: 4*maxElements + 1024, Accept: accept})
 	if err != nil {
 		return nil, err
 	}
-	s := &service{config: c, web: web{receiver: r, images: &data.HeldOut}}
+	s := &service{config: c, web: web{r}}
 	var lc net.ListenConfig
 	if s.listener, err = lc.Listen(ctx, "tcp", c.http); err != nil {
 		return nil, errors.Join(fmt.Errorf("serve: %w", err), r.Close())

@@ -206,13 +206,11 @@ func TestWeb(t *testing.T) {
 	image := func(rows ...string) string { return `{"image":[` + strings.Join(rows, ",") + `]}` }
 	good := image(row, row, row, row, row, row, row, row)
 
-	require.Equal(t, 503, call("GET", "/healthz", "").Code)
 	require.Equal(t, 503, call("POST", "/predict", good).Code)
 	require.Contains(t, call("GET", "/version", "").Body.String(), `"set":null`)
 
 	g.publish(9, 0)
 	require.Equal(t, 1, g.publish(10, 100).Receivers)
-	require.Equal(t, 200, call("GET", "/healthz", "").Code)
 	answer := call("POST", "/predict", good)
 	require.Equal(t, 200, answer.Code)
 	var p prediction
@@ -222,7 +220,6 @@ func TestWeb(t *testing.T) {
 
 	var o overview
 	require.NoError(t, json.Unmarshal(call("GET", "/version", "").Body.Bytes(), &o))
-	require.EqualValues(t, 1, o.Predictions)
 	require.Equal(t, 650, o.Set.Parameters)
 	require.Equal(t, 0.5, o.Set.Accuracy)
 	require.EqualValues(t, 3, o.Set.Trainer)
@@ -230,9 +227,6 @@ func TestWeb(t *testing.T) {
 	require.EqualValues(t, 2, o.Sets)
 	require.Equal(t, "connected", o.Trainer.State)
 
-	sample := call("GET", "/digit", "").Body.String()
-	require.Equal(t, 200, call("POST", "/predict", sample).Code, sample)
-	require.Contains(t, call("GET", "/", "").Body.String(), "<canvas")
 	require.Equal(t, 404, call("GET", "/other", "").Code)
 	require.Equal(t, 405, call("GET", "/predict", "").Code)
 	for body, want := range map[string]string{
@@ -266,19 +260,6 @@ func TestLongHeader(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, answer.Body.Close())
 	require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, answer.StatusCode)
-}
-
-func TestLatencies(t *testing.T) {
-	var l latencies
-	count, p50, p99 := l.figures()
-	require.Equal(t, []float64{0, 0, 0}, []float64{float64(count), p50, p99})
-	for i := range 5000 {
-		l.add(time.Duration(i) * time.Millisecond) // the first 904 are forgotten
-	}
-	count, p50, p99 = l.figures()
-	require.EqualValues(t, 5000, count)
-	require.InDelta(t, 904+2047, p50, 1)
-	require.InDelta(t, 904+4054, p99, 1)
 }
 
 // TestTrainers: a trainer whose model is another one, one that vanishes, and the next.

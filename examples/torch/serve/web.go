@@ -1,38 +1,21 @@
 package main
 
 import (
-	_ "embed"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"slices"
-	"sync"
 	"time"
 
-	"github.com/c10d-go/c10d/examples/internal/dataset"
 	"github.com/c10d-go/c10d/weights"
 )
 
-//go:embed page.html
-var page []byte
-
 // web answers the requests.
-type web struct {
-	receiver *weights.Receiver
-	images   *dataset.Set // examples for users
-	latency  latencies
-}
+type web struct{ receiver *weights.Receiver }
 
 func (s *web) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		w.Write(page)
-	})
-	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /version", s.version)
-	mux.HandleFunc("GET /digit", s.digit)
 	mux.HandleFunc("POST /predict", s.predict)
 	return mux
 }
@@ -52,10 +35,9 @@ func fail(w http.ResponseWriter, code int, format string, args ...any) {
 	reply(w, code, map[string]string{"error": "serve: " + fmt.Sprintf(format, args...)})
 }
 
-// picture is an image as it comes and goes: rows of pixels from 0, paper, to 16, ink.
+// picture is an image as it comes: rows of pixels from 0, paper, to 16, ink.
 type picture struct {
 	Image [][]float32 `json:"image"`
-	Label *uint8      `json:"label,omitempty"`
 }
 
 func (p *picture) pixels() ([]float32, error) {
@@ -84,7 +66,6 @@ type prediction struct {
 }
 
 func (s *web) predict(w http.ResponseWriter, r *http.Request) {
-	start := time.Now()
 	var image picture
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16)).Decode(&image); err != nil {
 		fail(w, http.StatusBadRequest, "%v", err)
@@ -103,16 +84,6 @@ func (s *web) predict(w http.ResponseWriter, r *http.Request) {
 	defer set.Release()
 	p := set.network.probabilities(set.parameters, pixels)
 	reply(w, http.StatusOK, prediction{Digit: slices.Index(p, slices.Max(p)), Probabilities: p, Set: set.label})
-	s.latency.add(time.Since(start))
-}
-
-// healthz reports whether predictions are possible. They need parameters, but no trainer.
-func (s *web) healthz(w http.ResponseWriter, _ *http.Request) {
-	if s.receiver.Status().Version == 0 {
-		reply(w, http.StatusServiceUnavailable, map[string]string{"status": "no parameters yet"})
-		return
-	}
-	reply(w, http.StatusOK, map[string]string{"status": "ok"})
 }
 
 type current struct {
@@ -127,12 +98,9 @@ type trainer struct {
 }
 
 type overview struct {
-	Set         *current `json:"set"` // null until the first
-	Sets        int64    `json:"sets"`
-	Trainer     trainer  `json:"trainer"`
-	Predictions int64    `json:"predictions"`
-	P50         float64  `json:"p50_ms"` // of the last predictions, see latencies
-	P99         float64  `json:"p99_ms"`
+	Set     *current `json:"set"` // null until the first
+	Sets    int64    `json:"sets"`
+	Trainer trainer  `json:"trainer"`
 }
 
 func (s *web) version(w http.ResponseWriter, _ *http.Request) {
@@ -151,51 +119,5 @@ func (s *web) version(w http.ResponseWriter, _ *http.Request) {
 		v.Set = &current{label: set.label, Age: time.Since(set.Published).Seconds(), Parameters: set.network.elements()}
 		set.Release()
 	}
-	v.Predictions, v.P50, v.P99 = s.latency.figures()
 	reply(w, http.StatusOK, v)
-}
-
-// digit gives a held-out image, in the form that predict takes.
-func (s *web) digit(w http.ResponseWriter, _ *http.Request) {
-	i := rand.IntN(s.images.Len())
-	p := picture{Label: &s.images.Labels[i]}
-	for y := range side {
-		row := make([]float32, side)
-		for x := range row {
-			row[x] = s.images.Inputs[(i*side+y)*side+x] * white
-		}
-		p.Image = append(p.Image, row)
-	}
-	reply(w, http.StatusOK, p)
-}
-
-// latencies are the times that the last predictions took.
-type latencies struct {
-	mu    sync.Mutex
-	count int64
-	last  [4096]time.Duration // 40 of them are beyond the 99th percentile
-}
-
-func (l *latencies) add(d time.Duration) {
-	l.mu.Lock()
-	l.last[l.count%int64(len(l.last))] = d
-	l.count++
-	l.mu.Unlock()
-}
-
-// figures returns how many predictions there were, and the 50th and the 99th
-// percentile of their times in milliseconds.
-func (l *latencies) figures() (count int64, p50, p99 float64) {
-	l.mu.Lock()
-	sorted := slices.Clone(l.last[:min(l.count, int64(len(l.last)))])
-	count = l.count
-	l.mu.Unlock()
-	if count == 0 {
-		return 0, 0, 0
-	}
-	slices.Sort(sorted)
-	at := func(percent int) float64 {
-		return float64(sorted[(len(sorted)-1)*percent/100].Microseconds()) / 1000
-	}
-	return count, at(50), at(99)
 }

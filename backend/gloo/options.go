@@ -120,15 +120,6 @@ type Tuning struct {
 	// docs/benchmarks.md has figures.
 	Lanes int
 
-	// Congestion is the kernel's congestion control for all connections. Empty
-	// means reno within a host whose ranks poll (see Poll), and the system's choice
-	// elsewhere. Only Linux has a choice.
-	Congestion string
-
-	// SendBuffer and ReceiveBuffer are the sockets' buffers in bytes. 0 means 1 MiB
-	// within the host, and else leaves them to the kernel, which adapts them.
-	SendBuffer, ReceiveBuffer int
-
 	// Poll is how long a goroutine that waits for messages polls the sockets before it sleeps. 0
 	// means 100 us. If this host has more ranks than CPUs, that is multiplied by the ranks for
 	// each CPU. Negative means that it does not poll. Only Linux has polling, and not with TLS.
@@ -144,8 +135,7 @@ func (o Options) MeetsElsewhere() bool { return o.Fabric != nil }
 // tcp returns o as the native wire's transport has them.
 func (o *Options) tcp() tcp.Options {
 	return tcp.Options{
-		Host: o.Address, Lanes: o.Lanes, Congestion: o.Congestion, SendBuffer: o.SendBuffer, ReceiveBuffer: o.ReceiveBuffer,
-		Poll: o.Poll, Silence: o.Silence, Checksum: o.Checksum, TLS: o.TLS,
+		Host: o.Address, Lanes: o.Lanes, Poll: o.Poll, Silence: o.Silence, Checksum: o.Checksum, TLS: o.TLS,
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 func TestOptionsReachTheTransport(t *testing.T) {
 	o := Options{TLS: testcerts.Config(t)}
 	v, names := reflect.ValueOf(&o).Elem(), map[string]string{"Address": "Host"}
-	fields := []string{"Address", "Silence", "Checksum", "TLS", "Lanes", "Congestion", "SendBuffer", "ReceiveBuffer", "Poll"}
+	fields := []string{"Address", "Silence", "Checksum", "TLS", "Lanes", "Poll"}
 	for i, name := range fields {
 		switch f := v.FieldByName(name); f.Kind() {
 		case reflect.String:

@@ -125,7 +125,7 @@ func TestRoomForAll(t *testing.T) {
 func TestCrowdOfProcesses(t *testing.T) {
 	for range *crowdTries {
 		t.Run("try", func(t *testing.T) {
-			ps := spawnProcesses(t, make([][]string, *crowdProcesses), nil)
+			ps := spawnProcesses(t, make([][]string, *crowdProcesses))
 			defer ps.stop()
 			for _, s := range ps.addrs[:min(2, len(ps.addrs))] {
 				a := must.Get(parseAddress(s))

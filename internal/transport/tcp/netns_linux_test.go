@@ -26,7 +26,7 @@ func ip(args ...string) error {
 }
 
 // newNamespaces joins two ranks by a link with a rate ("" for no limit).
-func newNamespaces(t testing.TB, rate string, settings ...string) *namespaces {
+func newNamespaces(t testing.TB, rate string) *namespaces {
 	if _, err := exec.LookPath("ip"); err != nil {
 		if os.Getenv("C10D_REQUIRE_SERVICES") == "1" && os.Geteuid() == 0 {
 			t.Fatal("no ip command (Debian: iproute2)")
@@ -69,7 +69,7 @@ func newNamespaces(t testing.TB, rate string, settings ...string) *namespaces {
 	for i, ns := range n.names {
 		commands[i] = []string{"ip", "netns", "exec", ns}
 	}
-	n.processes = startProcesses(t, commands, settings)
+	n.processes = startProcesses(t, commands)
 	for i, a := range n.addrs {
 		require.Contains(t, a, fmt.Sprintf(";10.77.0.%d:", i+1), "the address of the link comes before loopback")
 	}

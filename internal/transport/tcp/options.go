@@ -34,17 +34,6 @@ type Options struct {
 	// four times Eager, the most 1 GiB.
 	Window int
 
-	// Congestion is the kernel's congestion control for all connections. LocalCongestion
-	// replaces it within the host. If both are empty, ranks that poll (see Poll) use reno
-	// within the host, since others delay messages there, and the system's choice elsewhere.
-	// Only Linux supports this.
-	Congestion, LocalCongestion string
-
-	// SendBuffer and ReceiveBuffer are the sizes of the sockets' buffers in bytes. 0 means a size
-	// that the kernel adapts. Within the host it means 1 MiB, so that data in flight stay in the
-	// CPU caches.
-	SendBuffer, ReceiveBuffer int
-
 	// Poll is how long a goroutine polls the sockets in Mesh.PollUntil before it sleeps. 0 means 100
 	// us times the number of ranks that share a CPU of this host. Negative means not at all.
 	// Polling needs Linux, and does not work with TLS.
@@ -84,7 +73,8 @@ const (
 	defaultEager  = 64 << 10
 	defaultWindow = 4 << 20
 
-	// Within the host. BenchmarkExchange, polling, 1 MiB and 32 MiB: 246 us and 19 ms with
+	// Within the host, so that data in flight stay in the CPU caches, and none waits if the ranks poll. Elsewhere the
+	// kernel chooses. BenchmarkExchange, polling, 1 MiB and 32 MiB: 246 us and 19 ms with
 	// these, 511 us and 25 ms with bbr and 512 KiB, 275 us and 17 ms with reno and 512 KiB.
 	localBuffer     = 1 << 20
 	localCongestion = "reno"
@@ -124,8 +114,6 @@ func (o Options) filled() (Options, error) {
 		return o, fmt.Errorf("tcp: eager messages of %d bytes, want at most %d", o.Eager, maxEager)
 	case o.Window < minWindow || o.Window < 4*o.Eager || o.Window > maxWindow:
 		return o, fmt.Errorf("tcp: a window of %d bytes, want %d to %d", o.Window, max(minWindow, 4*o.Eager), maxWindow)
-	case o.SendBuffer < 0 || o.ReceiveBuffer < 0:
-		return o, fmt.Errorf("tcp: socket buffers of %d and %d bytes", o.SendBuffer, o.ReceiveBuffer)
 	case o.Handshake < 0:
 		return o, fmt.Errorf("tcp: a handshake within %v", o.Handshake)
 	}
@@ -150,26 +138,12 @@ func (o Options) filled() (Options, error) {
 
 // tune sets the options of a socket.
 func (o *Options) tune(c *net.TCPConn) error {
-	congestion := o.Congestion
+	err := mesh.LimitSilence(c, o.Silence)
 	if tcpsock.IsLocal(c) {
-		congestion = cmp.Or(o.LocalCongestion, congestion)
-		if congestion == "" && o.Poll > 0 {
+		if o.Poll > 0 {
 			tcpsock.SetCongestion(c, localCongestion) // better, but no matter
 		}
-	}
-	err := tcpsock.SetCongestion(c, congestion)
-	if err == nil {
-		err = mesh.LimitSilence(c, o.Silence)
-	}
-	send, receive := o.SendBuffer, o.ReceiveBuffer
-	if tcpsock.IsLocal(c) {
-		send, receive = cmp.Or(send, localBuffer), cmp.Or(receive, localBuffer)
-	}
-	if err == nil && send > 0 {
-		err = c.SetWriteBuffer(send)
-	}
-	if err == nil && receive > 0 {
-		err = c.SetReadBuffer(receive)
+		err = errors.Join(err, c.SetWriteBuffer(localBuffer), c.SetReadBuffer(localBuffer))
 	}
 	if err != nil {
 		return fmt.Errorf("tcp: options of the connection with %v: %w", c.RemoteAddr(), err)

@@ -893,7 +893,6 @@ func TestListen(t *testing.T) {
 		"window":    {Window: 1000},
 		"narrow":    {Eager: 512 << 10, Window: 1 << 20},
 		"wide":      {Window: maxWindow + 1},
-		"buffer":    {SendBuffer: -1},
 		"handshake": {Handshake: -1},
 		"TLS":       {TLS: &tls.Config{}},
 	} {

@@ -27,10 +27,7 @@ import (
 
 // Ranks in processes of their own: each is this test binary, started again.
 
-const (
-	processRank       = "C10D_TEST_TCP_RANK"
-	processCongestion = "C10D_TEST_TCP_CONGESTION"
-)
+const processRank = "C10D_TEST_TCP_RANK"
 
 // order is what a parent tells a rank.
 type order struct {
@@ -63,7 +60,7 @@ func init() {
 // while it receives as many; it checks every byte of the last ones.
 func processMain(rank int, in io.Reader, out io.Writer) (err error) {
 	defer must.Catch(&err)
-	e := must.Get(Listen(Options{Congestion: os.Getenv(processCongestion)}))
+	e := must.Get(Listen(Options{}))
 	fmt.Fprintln(out, e.Addr())
 	orders := json.NewDecoder(in)
 	var o order
@@ -160,20 +157,20 @@ type process struct {
 
 // startProcesses starts a rank with each of the commands before it, and joins
 // them. Who has started them stops them.
-func startProcesses(t testing.TB, commands [][]string, settings []string) *processes {
-	ps := spawnProcesses(t, commands, settings)
+func startProcesses(t testing.TB, commands [][]string) *processes {
+	ps := spawnProcesses(t, commands)
 	ps.run(t, order{Addrs: ps.addrs, Bytes: 1000, Times: 3})
 	return ps
 }
 
 // spawnProcesses is startProcesses of ranks that do not join yet.
-func spawnProcesses(t testing.TB, commands [][]string, settings []string) *processes {
+func spawnProcesses(t testing.TB, commands [][]string) *processes {
 	ps := &processes{}
 	exe := must.Get(os.Executable())
 	for i, c := range commands {
 		c = append(c, exe)
 		cmd := exec.Command(c[0], c[1:]...)
-		cmd.Env = append(append(os.Environ(), processRank+"="+strconv.Itoa(i)), settings...)
+		cmd.Env = append(os.Environ(), processRank+"="+strconv.Itoa(i))
 		cmd.Stderr = os.Stderr
 		in := must.Get(cmd.StdinPipe())
 		out := must.Get(cmd.StdoutPipe())
@@ -222,7 +219,7 @@ func (ps *processes) run(t testing.TB, o order) report {
 
 // A process that is killed is noticed by the others at once, by name.
 func TestProcessIsKilled(t *testing.T) {
-	ps := startProcesses(t, make([][]string, 3), nil)
+	ps := startProcesses(t, make([][]string, 3))
 	defer ps.stop()
 	for _, r := range ps.ranks[:2] {
 		require.NoError(t, json.NewEncoder(r.in).Encode(order{Bytes: 1 << 20, Times: 4}))
@@ -240,22 +237,20 @@ func TestProcessIsKilled(t *testing.T) {
 // process of its own: the best median of all runs.
 func BenchmarkProcesses(b *testing.B) {
 	for _, size := range []int{2, 4} {
-		for _, congestion := range []string{"", "cubic"} {
-			b.Run(fmt.Sprintf("%d/%s", size, congestion), func(b *testing.B) {
-				ps := startProcesses(b, make([][]string, size), []string{processCongestion + "=" + congestion})
-				defer ps.stop()
-				for _, n := range []int{4, 1 << 10, 32 << 10, 64 << 10, 512 << 10, 8 << 20, 32 << 20} {
-					b.Run(fmt.Sprint(n), func(b *testing.B) {
-						ps.run(b, order{Bytes: n, Times: 3, Depth: 1})
-						p50 := math.Inf(1)
-						for b.Loop() {
-							p50 = min(p50, ps.run(b, order{Bytes: n, Times: max(5, min(3000, (64<<20)/n)), Depth: 1}).P50)
-						}
-						b.ReportMetric(p50*1e6, "us-p50")
-						b.ReportMetric(0, "ns/op")
-					})
-				}
-			})
-		}
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			ps := startProcesses(b, make([][]string, size))
+			defer ps.stop()
+			for _, n := range []int{4, 1 << 10, 32 << 10, 64 << 10, 512 << 10, 8 << 20, 32 << 20} {
+				b.Run(fmt.Sprint(n), func(b *testing.B) {
+					ps.run(b, order{Bytes: n, Times: 3, Depth: 1})
+					p50 := math.Inf(1)
+					for b.Loop() {
+						p50 = min(p50, ps.run(b, order{Bytes: n, Times: max(5, min(3000, (64<<20)/n)), Depth: 1}).P50)
+					}
+					b.ReportMetric(p50*1e6, "us-p50")
+					b.ReportMetric(0, "ns/op")
+				})
+			}
+		})
 	}
 }

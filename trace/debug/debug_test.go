@@ -137,8 +137,7 @@ func TestRank(t *testing.T) {
 		}{
 			"no token":      {url.Values{"do": {"dump"}}, http.StatusForbidden, "load the page again"},
 			"another token": {url.Values{"do": {"dump"}, "token": {"x"}}, http.StatusForbidden, "load the page again"},
-			"unknown":       {url.Values{"do": {"x"}, "token": {s.Token}}, http.StatusBadRequest, "it must be dump, download, goroutines or cpu"},
-			"too long":      {url.Values{"do": {"cpu"}, "seconds": {"61"}, "token": {s.Token}}, http.StatusBadRequest, "it must be 1 to 60"},
+			"unknown":       {url.Values{"do": {"x"}, "token": {s.Token}}, http.StatusBadRequest, "it must be dump, download or goroutines"},
 			"large":         {url.Values{"do": {strings.Repeat("x", 1<<16)}}, http.StatusBadRequest, "too large"},
 			"dump":          {url.Values{"do": {"dump"}, "token": {s.Token}}, http.StatusOK, "The last operations are in " + prefix + "0"},
 			"goroutines":    {url.Values{"do": {"goroutines"}, "token": {s.Token}}, http.StatusOK, "debug_test.stuck"},
@@ -160,8 +159,8 @@ func TestRank(t *testing.T) {
 	})
 }
 
-// TestProfiles: a download without a prefix, and one CPU profile at a time.
-func TestProfiles(t *testing.T) {
+// TestDownload: without a prefix the dump is a download.
+func TestDownload(t *testing.T) {
 	r := trace.New()
 	r.Join(trace.Member{Name: "0", Rank: 1, Ranks: []int{4, 7}})
 	p := debug.New(r)
@@ -171,29 +170,6 @@ func TestProfiles(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "dump")
 	require.NoError(t, os.WriteFile(name, w.Body.Bytes(), 0o600))
 	require.Equal(t, 7, must.Get(trace.ReadFile(name)).Rank)
-
-	ctx, cancel := context.WithCancel(t.Context())
-	form := url.Values{"do": {"cpu"}, "seconds": {"60"}, "token": {token}}
-	request := func(ctx context.Context) *http.Request {
-		r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/", strings.NewReader(form.Encode()))
-		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		return r
-	}
-	both := make(chan *httptest.ResponseRecorder, 2)
-	for range 2 {
-		go func() {
-			w := httptest.NewRecorder()
-			p.ServeHTTP(w, request(ctx))
-			both <- w
-		}()
-	}
-	second := <-both // while the first one goes on
-	require.Equal(t, http.StatusConflict, second.Code)
-	require.Contains(t, second.Body.String(), "another CPU profile is being taken")
-	cancel() // the browser is closed, which ends the profile
-	first := <-both
-	require.Equal(t, http.StatusOK, first.Code)
-	require.Equal(t, []byte{0x1f, 0x8b}, first.Body.Bytes()[:2], "a gzip file")
 }
 
 // TestBlockedGroup: backends that do not answer, and ones that panic, cost the page their part only.

@@ -1,6 +1,6 @@
 // Package debug shows what a rank does on a page for a browser. The page has the rank's groups,
 // connections and routes, and the last lines of the log. It has the operations that have not ended, and
-// says which ranks they wait for. Buttons take a dump of the recorder and profiles.
+// says which ranks they wait for. Buttons take a dump of the recorder and the stacks of goroutines.
 //
 // A program that imports this package has the page, as with net/http/pprof:
 //

@@ -105,9 +105,7 @@ func (v *rankView) write(d *document) {
 	d.form(v.Token)
 	d.put(`<button id="dump" name="do" value="dump" title="write the recorder's last operations to a file for c10d trace">Dump the last operations</button></form>` + "\n")
 	d.form(v.Token)
-	d.put(`<button id="goroutines" name="do" value="goroutines" title="what every goroutine does now">Goroutines</button></form>` + "\n")
-	d.form(v.Token)
-	d.put(`<button id="cpu" name="do" value="cpu" title="for go tool pprof">CPU profile</button> of <input name="seconds" value="5" inputmode="numeric" aria-label="seconds"> s</form>` + "\n</div>\n")
+	d.put(`<button id="goroutines" name="do" value="goroutines" title="what every goroutine does now">Goroutines</button></form>` + "\n</div>\n")
 
 	d.put("\n<h2>Pending operations</h2>\n" + `<div class="card" id="pending">`)
 	d.pending(v.Pending)

@@ -81,7 +81,7 @@ type JobRank struct {
 // Limits of the questions to the ranks.
 const (
 	askFor  = 2 * time.Second
-	dumpFor = 10 * time.Second // without the time of a CPU profile
+	dumpFor = 10 * time.Second
 	atOnce  = 32
 )
 
@@ -583,15 +583,11 @@ func (j *Job) do(w http.ResponseWriter, r *http.Request, rank int) {
 func (j *Job) pass(w http.ResponseWriter, r *http.Request, rank int) {
 	s, err := j.statusOf(r.Context(), rank)
 	if err == nil {
-		form := url.Values{"do": {r.PostForm.Get("do")}, "seconds": {r.PostForm.Get("seconds")}, "token": {s.Token}}
+		form := url.Values{"do": {r.PostForm.Get("do")}, "token": {s.Token}}
 		if form.Get("do") == doDump {
 			form.Set("do", doDownload)
 		}
-		limit := dumpFor
-		if period, err := periodOf(form); err == nil && form.Get("do") == doCPU {
-			limit += period
-		}
-		ctx, cancel := context.WithTimeout(r.Context(), limit)
+		ctx, cancel := context.WithTimeout(r.Context(), dumpFor)
 		defer cancel()
 		var a Answer
 		if a, err = j.options.Ask(ctx, rank, form); err == nil {

@@ -202,8 +202,7 @@ func TestButtonsHaveTime(t *testing.T) {
 		require.Equal(t, http.StatusOK, post(t, j, "/?rank=0", form).Code)
 		return limit
 	}
-	require.Greater(t, press(url.Values{"do": {"cpu"}, "seconds": {"60"}}), time.Minute)
-	require.Less(t, press(url.Values{"do": {"goroutines"}, "seconds": {"60"}}), time.Minute)
+	require.Less(t, press(url.Values{"do": {"goroutines"}}), time.Minute)
 }
 
 // TestGoneVisitor: nobody is asked for a visitor that has gone.
@@ -275,7 +274,7 @@ func TestJob(t *testing.T) {
 	w := post(t, j, "/?rank=1", good)
 	require.Equal(t, `attachment; filename="rank_1"`, w.Header().Get("Content-Disposition"))
 	require.Contains(t, post(t, j, "/?rank=1", url.Values{"do": {"goroutines"}, "token": {s.Token}}).Body.String(), "goroutine ")
-	require.Equal(t, http.StatusBadRequest, post(t, j, "/", url.Values{"do": {"cpu"}, "token": {s.Token}}).Code)
+	require.Equal(t, http.StatusBadRequest, post(t, j, "/", url.Values{"do": {"goroutines"}, "token": {s.Token}}).Code)
 
 	page := post(t, j, "/", good).Body.String()
 	require.Contains(t, page, "no dump of rank 2: no answer")

@@ -4,14 +4,10 @@ import (
 	"bytes"
 	"crypto/rand"
 	"crypto/subtle"
-	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"runtime/pprof"
 	"strconv"
-	"sync"
-	"time"
 
 	"github.com/c10d-go/c10d/internal/option"
 	"github.com/c10d-go/c10d/trace"
@@ -34,7 +30,6 @@ type Page struct {
 	token    string
 	probes   probes
 	status   shared[*Status]
-	profile  sync.Mutex // held by the CPU profile
 }
 
 // New returns the page of the rank that a recorder records.
@@ -43,19 +38,14 @@ func New(r *trace.Recorder, opts ...Options) *Page {
 	return &Page{recorder: r, options: o, token: rand.Text()}
 }
 
-// Limits of a request.
-const (
-	maxForm       = 4 << 10
-	maxProfile    = time.Minute
-	defaultPeriod = 5 * time.Second
-)
+// maxForm is the most bytes of a request's body.
+const maxForm = 4 << 10
 
 // Forms of a page's buttons: the values of the field do.
 const (
 	doDump       = "dump"       // write the recorder's file and say so, or return a dump
 	doDownload   = "download"   // return a dump
 	doGoroutines = "goroutines" // return the stacks of all goroutines
-	doCPU        = "cpu"        // return a CPU profile of as many seconds as the field seconds says
 )
 
 // ServeHTTP implements http.Handler.
@@ -109,10 +99,8 @@ func (p *Page) do(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		guardText(w)
 		_ = pprof.Lookup("goroutine").WriteTo(w, 2)
-	case doCPU:
-		p.cpu(w, r)
 	default:
-		http.Error(w, fmt.Sprintf("the field do is %q: it must be %s, %s, %s or %s", r.PostForm.Get("do"), doDump, doDownload, doGoroutines, doCPU), http.StatusBadRequest)
+		http.Error(w, fmt.Sprintf("the field do is %q: it must be %s, %s or %s", r.PostForm.Get("do"), doDump, doDownload, doGoroutines), http.StatusBadRequest)
 	}
 }
 
@@ -133,48 +121,6 @@ func (p *Page) rank() int {
 	}
 	return p.options.Rank
 }
-
-func (p *Page) cpu(w http.ResponseWriter, r *http.Request) {
-	period, err := periodOf(r.PostForm)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	if !p.profile.TryLock() {
-		http.Error(w, errProfile.Error(), http.StatusConflict)
-		return
-	}
-	defer p.profile.Unlock()
-	var b bytes.Buffer
-	if err := pprof.StartCPUProfile(&b); err != nil {
-		http.Error(w, errProfile.Error(), http.StatusConflict)
-		return
-	}
-	t := time.NewTimer(period)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-r.Context().Done():
-	}
-	pprof.StopCPUProfile()
-	attach(w, fmt.Sprintf("rank_%d.cpu.pprof", p.rank()))
-	_, _ = w.Write(b.Bytes())
-}
-
-// periodOf returns for how long a CPU profile is taken.
-func periodOf(form url.Values) (time.Duration, error) {
-	text := form.Get("seconds")
-	if text == "" {
-		return defaultPeriod, nil
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 || n > int(maxProfile.Seconds()) {
-		return 0, fmt.Errorf("the field seconds is %q: it must be 1 to %.0f", text, maxProfile.Seconds())
-	}
-	return time.Duration(n) * time.Second, nil
-}
-
-var errProfile = errors.New("another CPU profile is being taken: try again when it has ended")
 
 func attach(w http.ResponseWriter, name string) {
 	w.Header().Set("Content-Type", "application/octet-stream")

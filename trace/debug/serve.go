@@ -57,7 +57,7 @@ func (t Token) MarshalText() ([]byte, error) { return credentials.Token(t).Marsh
 // Limits of a server.
 const (
 	wholeRequest  = 5 * time.Second // until a request has come, and before it for a TLS handshake
-	wholeReply    = maxProfile + 30*time.Second
+	wholeReply    = 90 * time.Second
 	maxHeader     = 8 << 10
 	mostStrangers = 256 // each costs up to 90 KB
 	most          = 128 // requests, and replies

@@ -525,7 +525,7 @@ func TestInitTwoJobsOfMPI(t *testing.T) {
 }
 
 // TestInitStrangers: where two jobs have one port nevertheless, every rank of the
-// second is told whose store it is.
+// second is told so.
 func TestInitStrangers(t *testing.T) {
 	addr := freeport.Loopback(t)
 	host, port, _ := net.SplitHostPort(addr)
@@ -535,7 +535,7 @@ func TestInitStrangers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for r, want := range []string{
-		"bind: address already in use: the store of job \"a\" answers there; wait until it has ended, or choose another port (MASTER_PORT)",
+		"bind: address already in use: wait until its owner has ended, or choose another port (MASTER_PORT)",
 		`the store's job is "a", the client's is "b"; give this job an address of its own (MASTER_PORT)`,
 	} {
 		_, err := initFrom(ctx, "", InitOptions{}, environ(fmt.Sprintf(
@@ -593,7 +593,7 @@ func TestInitRankZeroOfAnotherJob(t *testing.T) {
 	}
 	require.NoError(t, all.Wait())
 	_, err := initFrom(t.Context(), "tcp://"+addr, o, environ(""))
-	require.ErrorContains(t, err, "the TCPStore of another job answers there")
+	require.ErrorContains(t, err, "address already in use")
 	require.NotErrorIs(t, err, ErrDuplicateRank)
 	for _, g := range groups {
 		all.Go(func() error {

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/c10d-go/c10d/internal/option"
@@ -203,7 +204,10 @@ func open(ctx context.Context, addr string, opts Options) (*Store, error) {
 			listen = addr
 		}
 		if server, err = Listen(ctx, listen, so); err != nil {
-			return nil, inUse(ctx, err, listen, opts)
+			if errors.Is(err, syscall.EADDRINUSE) {
+				err = fmt.Errorf("%w: wait until its owner has ended, or choose another port (MASTER_PORT)", err)
+			}
+			return nil, err
 		}
 		port = strconv.Itoa(server.Addr().(*net.TCPAddr).Port)
 		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {

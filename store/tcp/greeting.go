@@ -1,13 +1,9 @@
 package tcp
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
-	"syscall"
-	"time"
 )
 
 var (
@@ -106,33 +102,3 @@ const (
 	maxGreeting = 64 << 10
 	maxJob      = maxGreeting - 8
 )
-
-// inUse adds to the error of a Listen, on a port in use, what kind of service answers there.
-func inUse(ctx context.Context, err error, addr string, opts Options) error {
-	if !errors.Is(err, syscall.EADDRINUSE) {
-		return err
-	}
-	if host, port, e := net.SplitHostPort(addr); e == nil {
-		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-			addr = net.JoinHostPort("localhost", port)
-		}
-	}
-	const long = 2 * time.Second // for a server that answers late, not for one that never does
-	ctx, cancel := context.WithTimeout(ctx, long)
-	defer cancel()
-	d := dialer{addr: addr, tls: opts.TLS, dialect: pytorch}
-	what := "a service that is no TCPStore answers there"
-	c, e := d.dial(ctx)
-	switch {
-	case e == nil && d.server != nil && d.server.job != "":
-		what = "the store of job " + shownJob(d.server.job) + " answers there"
-	case e == nil:
-		what = "the TCPStore of another job answers there"
-	case errors.Is(e, syscall.ECONNREFUSED):
-		what = "whoever has it accepts no connections"
-	}
-	if e == nil {
-		c.Close()
-	}
-	return fmt.Errorf("%w: %s; wait until it has ended, or choose another port (MASTER_PORT)", err, what)
-}

@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"net"
 	"testing"
@@ -60,34 +59,9 @@ func TestARestartedServer(t *testing.T) {
 }
 
 func TestPortInUse(t *testing.T) {
-	named := serve(t, ServerOptions{Job: "A"}).Addr().String()
-	nameless := serve(t, ServerOptions{}).Addr().String()
-	other, err := net.Listen("tcp", local)
-	require.NoError(t, err)
-	defer other.Close()
-	go func() {
-		for {
-			c, err := other.Accept()
-			if err != nil {
-				return
-			}
-			c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
-			c.Close()
-		}
-	}()
-	for addr, want := range map[string]string{
-		named:                 `the store of job "A" answers there`,
-		nameless:              "the TCPStore of another job answers there",
-		other.Addr().String(): "a service that is no TCPStore answers there",
-	} {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		_, err := New(ctx, addr, Options{Server: true, Job: "B"})
-		cancel()
-		require.ErrorContains(t, err, "address already in use")
-		require.ErrorContains(t, err, addr)
-		require.ErrorContains(t, err, want)
-		require.ErrorContains(t, err, "choose another port (MASTER_PORT)")
-	}
+	addr := serve(t, ServerOptions{}).Addr().String()
+	_, err := New(t.Context(), addr, Options{Server: true})
+	require.ErrorContains(t, err, addr+": bind: address already in use: wait until its owner has ended, or choose another port (MASTER_PORT)")
 }
 
 func TestGreetingsThatAreNone(t *testing.T) {

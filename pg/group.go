@@ -632,8 +632,15 @@ func (g *ProcessGroup) makePart(ctx context.Context, members []int, i int, o Gro
 	if o.Timeout <= 0 {
 		o.Timeout = g.Timeout()
 	}
+	devices, err := backend.ParseDevices(o.Backend)
+	if err == nil {
+		err = e.canSplit(devices)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pg: %w", err)
+	}
 	if len(members) == 0 {
-		return w.inNoPart(ctx, e, fmt.Sprintf("%s:split:%d:none", e.name, n), o)
+		return w.inNoPart(ctx, e, fmt.Sprintf("%s:split:%d:none", e.name, n), devices, o)
 	}
 	return w.newGroup(ctx, groupSpec{
 		name: fmt.Sprintf("%s:split:%d:%d", e.name, n, i), key: fmt.Sprintf("%s:split:%d:%d", e.key, n, i), desc: o.Description, ranks: ranks, backend: o.Backend,
@@ -641,12 +648,28 @@ func (g *ProcessGroup) makePart(ctx context.Context, members []int, i int, o Gro
 	})
 }
 
-// inNoPart returns the group of a rank that a split leaves out.
-func (w *world) inNoPart(ctx context.Context, of *epoch, name string, o GroupOptions) (*ProcessGroup, error) {
-	devices, err := backend.ParseDevices(o.Backend)
-	if err != nil {
-		return nil, fmt.Errorf("pg: %w", err)
+// canSplit returns why a group with PyTorch's ranks cannot be split into parts that have backends for these devices.
+func (g *epoch) canSplit(devices []backend.DeviceBackend) error {
+	if g.world.alone() {
+		return nil
 	}
+	splits, other := "", ""
+	for _, d := range devices {
+		if b, ok := g.parent(d).(backend.Splitter); ok && b.Splits() {
+			splits = d.Backend
+		} else {
+			other = d.Backend
+		}
+	}
+	if splits == "" || other == "" {
+		return nil
+	}
+	return fmt.Errorf("%w: group %q has PyTorch's ranks, and backend %s splits it: which keys they have for its parts of backend %s is not known; "+
+		"NewGroup makes the groups one by one", errors.ErrUnsupported, g.name, splits, other)
+}
+
+// inNoPart returns the group of a rank that a split leaves out.
+func (w *world) inNoPart(ctx context.Context, of *epoch, name string, devices []backend.DeviceBackend, o GroupOptions) (*ProcessGroup, error) {
 	return w.whileOpen(name, func() (*ProcessGroup, error) {
 		if err := of.standAside(ctx, devices, nil); err != nil {
 			return nil, fmt.Errorf("pg: split of group %q, in no part: %w", of.name, err)

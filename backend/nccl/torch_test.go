@@ -336,6 +336,15 @@ func TestSplitGroup(t *testing.T) {
 	}
 }
 
+// TestSplitBesideGloo: which keys PyTorch's gloo has for the parts is not known.
+func TestSplitBesideGloo(t *testing.T) {
+	play(t, 1, 0, pg.Options{Backend: "cpu:gloo,cuda:nccl", PyTorch: true}, nccl.Options{Eager: true}, nil, func(x *goRank) {
+		_, err := x.g.SplitRanks(x.ctx, [][]int{{0}})
+		require.ErrorIs(x, err, errors.ErrUnsupported)
+		require.ErrorContains(x, err, "its parts of backend gloo is not known")
+	})
+}
+
 // TestSplitAmongGo splits an eager group of Go ranks by colors, with the ranks in another order.
 func TestSplitAmongGo(t *testing.T) {
 	among(t, 4, true, pg.Options{}, func(ctx context.Context, x *goRank) {

@@ -39,6 +39,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend/nccl"
+	"github.com/c10d-go/c10d/internal/freeport"
 )
 
 //go:embed rank.py
@@ -139,12 +140,11 @@ type rank struct {
 
 // job starts ranks. Kind returns which are Python's.
 func (b *bars) job(role string, python func(r int) bool, env ...string) ([]*rank, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := freeport.Reserve()
 	if err != nil {
 		return nil, err
 	}
-	port := l.Addr().(*net.TCPAddr).Port
-	l.Close()
+	_, port, _ := net.SplitHostPort(addr)
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -158,7 +158,7 @@ func (b *bars) job(role string, python func(r int) bool, env ...string) ([]*rank
 		x.more = sync.NewCond(&x.mu)
 		n := strconv.Itoa(r)
 		x.cmd.Env = append(append(os.Environ(), roleVariable+"="+role, "RANK="+n, "LOCAL_RANK="+n, "WORLD_SIZE="+strconv.Itoa(b.ranks),
-			"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "C10D_NCCL_LIBRARY="+b.library, "BARS_TEST_DIR="+b.dir), env...)
+			"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, "C10D_NCCL_LIBRARY="+b.library, "BARS_TEST_DIR="+b.dir), env...)
 		x.cmd.Stderr = os.Stderr
 		out, err := x.cmd.StdoutPipe()
 		if err == nil {

@@ -1,9 +1,11 @@
 package pg
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -353,18 +355,26 @@ func startRedisAt(t *testing.T, addr string, args ...string) (kill func()) {
 	}
 	_, port, _ := net.SplitHostPort(addr)
 	cmd := exec.Command(server, append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir()}, args...)...)
+	var log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &log, &log
 	require.NoError(t, cmd.Start())
-	kill = func() {
+	kill = sync.OnceFunc(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
-	}
-	t.Cleanup(kill)
-	require.Eventually(t, func() bool {
-		conn, err := net.Dial("tcp", addr)
-		if err == nil {
-			conn.Close()
+		if t.Failed() {
+			t.Logf("redis-server at %s:\n%s", addr, &log)
 		}
-		return err == nil
+	})
+	t.Cleanup(kill)
+	require.Eventually(t, func() bool { // it listens before it answers
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			return false
+		}
+		defer conn.Close()
+		_, err = io.WriteString(conn, "PING\r\nQUIT\r\n")
+		answer, _ := io.ReadAll(conn)
+		return err == nil && strings.HasPrefix(string(answer), "+PONG")
 	}, patience, 10*time.Millisecond)
 	return kill
 }

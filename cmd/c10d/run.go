@@ -175,6 +175,9 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		signal.Notify(signals, append(endings(), syscall.SIGQUIT)...)
 		defer signal.Stop(signals)
 		j.Signals = signals
+		if agent.RunsInit() {
+			return agent.Init(append([]string{self}, os.Args[1:]...), signals)
+		}
 
 		collectEarly()
 		s, err := agent.Run(context.Background(), j)

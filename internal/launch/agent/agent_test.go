@@ -22,7 +22,15 @@ import (
 	"github.com/c10d-go/c10d/internal/must"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// initVariable makes the test binary a process that reaps orphans, and runs its arguments as a command.
+const initVariable = "C10D_TEST_INIT"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(initVariable) != "" {
+		asInit(os.Args[1:])
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // sh is a job of shells.
 func sh(n int, script string) Job {

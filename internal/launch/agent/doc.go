@@ -73,6 +73,9 @@
 // every Unix) and removes the agent's directory. Only a process that has made a session or
 // process group of its own survives.
 //
+// Process 1 of a container gets the processes whose parents have ended. "c10d run" then runs Init, which starts the
+// launcher as a child, passes signals on, and reaps.
+//
 // # Several nodes
 //
 // With Job.Nodes above 1, an agent runs on each. They meet in a store that node

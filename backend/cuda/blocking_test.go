@@ -33,7 +33,8 @@ var blockingWays = []struct {
 	{name: "clusters", setup: func() setup { return clustered(2, 2) }, layout: flat(300)},
 	{name: "through the host", setup: hostOnly, layout: laid(3, 400)},
 	{name: "through the host in parts", setup: hostOnly, layout: laid(3, 2000), more: func(sim.Call) bool { return true }},
-	{name: "memory that ranks share", setup: hostOnly, layout: flat(5000), more: func(sim.Call) bool { return true }},
+	{name: "memory that ranks share", setup: hostOnly, layout: flat(40_000), more: func(sim.Call) bool { return true }},
+	{name: "memory that ranks share, one kernel", setup: hostOnly, layout: flat(5000), more: func(sim.Call) bool { return true }},
 	{name: "clusters in chunks", setup: func() setup {
 		s := clustered(2, 2)
 		s.options.Chunk = 400

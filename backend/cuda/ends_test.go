@@ -43,8 +43,12 @@ func endingWays() (all []endingWay) {
 		return x.b.AllReduce(ctx, []*tensor.Tensor{y}, backend.AllReduceOptions{})
 	}
 	three := setup{size: 3, sim: sim.Config{Devices: 2}, options: cuda.Options{Chunk: 160, Slots: 2}}
+	apart := directly(3)
+	apart.options.AllReduce = cuda.HostWork
 	all = append(all,
 		endingWay{name: "host", setup: three, absent: 2, issue: reduce, late: "rank 2 has not called it"},
+		endingWay{name: "host, one kernel", setup: apart, absent: 2, issue: reduce, late: "rank 2 has not called it"},
+		endingWay{name: "host, one kernel, later", setup: apart, absent: 2, meets: true, issue: reduce, late: "rank 2 has not called it"},
 		endingWay{name: "direct", setup: directly(3), absent: 2, meets: true, issue: reduce, leaves: true, late: "the device of rank 2 has not done its part"},
 		endingWay{name: "direct, in a stream", setup: directly(3), absent: 2, meets: true, leaves: true,
 			issue: func(ctx context.Context, x *rank, r int) (*work.Work, error) {

@@ -190,5 +190,8 @@ func explainExchange(b *Backend, x *hostshm.Exchange) string {
 	if err := x.Unlocked.Load(); err != nil {
 		s += fmt.Sprintf("; this rank's host copies to it and from it: %v", *err)
 	}
+	if k := x.Small.Load(); k != nil && k.Why != nil {
+		s += fmt.Sprintf("; small ones go as large ones do: %v", k.Why)
+	}
 	return s
 }

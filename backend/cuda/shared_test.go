@@ -14,6 +14,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
 	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -43,6 +44,18 @@ func TestExchange(t *testing.T) {
 		}
 		defer cuda.OtherProcesses()()
 		all(t, 4)
+	})
+	t.Run("a device each", func(t *testing.T) {
+		all := 0
+		eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
+			var launched *atomic.Int32
+			w := exchanges(t, seed, s, func(w *world) { launched = w.launches() }, func(s *setup) {
+				s.sim.Devices, s.sim.Kernels, s.options.Chunk = s.size, simkernels.All(), 4*s.options.Chunk
+			})
+			all += int(launched.Load())
+			w.end()
+		})
+		require.Greater(t, all, 10, "small ones are a kernel")
 	})
 	t.Run("more chunks than a word counts", func(t *testing.T) {
 		defer cuda.SetFirstChunk(1<<32 - 7)()
@@ -76,14 +89,18 @@ func TestExchange(t *testing.T) {
 
 // exchanges runs random all-reduces, after what prepare does, and compares them with
 // those of tensors in CPU memory.
-func exchanges(t *testing.T, seed uint64, s sim.Semantics, prepare func(w *world)) *world {
+func exchanges(t *testing.T, seed uint64, s sim.Semantics, prepare func(w *world), change ...func(s *setup)) *world {
 	dtypes := []tensor.DType{tensor.Float32, tensor.BFloat16, tensor.Int8, tensor.Complex64, tensor.Float64, tensor.Bool}
 	rng := random(t, seed)
 	size := 2 + rng.IntN(3)
-	w := newWorld(t, setup{
+	u := setup{
 		size: size, timeout: patience, sim: sim.Config{Devices: 2, Seed: seed, Semantics: s},
 		options: cuda.Options{AllReduce: cuda.HostWork, Chunk: 64 + rng.IntN(3000), Slots: 1 + rng.IntN(4)},
-	})
+	}
+	for _, f := range change {
+		f(&u)
+	}
+	w := newWorld(t, u)
 	prepare(w)
 	type program struct {
 		d  tensor.DType
@@ -109,7 +126,11 @@ func exchanges(t *testing.T, seed uint64, s sim.Semantics, prepare func(w *world
 			var all []*pair
 			var ts []*tensor.Tensor
 			for range 1 + rng.IntN(4)/3 {
-				q := must.Get(x.pairOf(rng, p.d, rng.IntN(4)/3, laid(rng.IntN(6)/2, p.n), true))
+				device := rng.IntN(4) / 3
+				if len(x.stream) >= size {
+					device = (r + device) % size
+				}
+				q := must.Get(x.pairOf(rng, p.d, device, laid(rng.IntN(6)/2, p.n), true))
 				all, ts = append(all, q), append(ts, q.dev)
 			}
 			v := must.Get(x.b.AllReduce(x.ctx, ts, backend.AllReduceOptions{Op: p.op(r)}))
@@ -135,6 +156,34 @@ func exchanges(t *testing.T, seed uint64, s sim.Semantics, prepare func(w *world
 		return nil
 	})
 	return w
+}
+
+// TestSharedCommands counts what the group's streams get for an all-reduce through memory that the ranks share.
+func TestSharedCommands(t *testing.T) {
+	w := newWorld(t, hostOnly())
+	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+	for n, want := range map[int][]string{
+		1:         {"up Wait", "up Launch", "up Record"},
+		128 << 10: {"up Wait", "up Launch", "up Record"},
+		132 << 10: {"down Wait", "down Copy", "down WriteValue", "up WaitValue", "up Copy", "up Record"},
+	} {
+		var got []string
+		w.each(func(x *rank, r int) error {
+			y := must.Get(x.vector(tensor.Uint8, r, make([]byte, n)))
+			if r == 0 {
+				w.m.Inject(func(c sim.Call) error {
+					if _, line, own := strings.Cut(c.Stream, "rank 0 "); own {
+						got = append(got, strings.TrimSuffix(line, ".0")+" "+c.Name)
+					}
+					return nil
+				})
+			}
+			return x.wait(x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}))
+		})
+		w.m.Inject(nil)
+		require.Equal(t, want, got, "%d bytes", n)
+	}
+	w.end()
 }
 
 // TestSharedRefused has the system refuse each thing that shared memory needs, to the

@@ -116,24 +116,14 @@ func Pause(start time.Time) (slept bool) {
 // until ctx ends. It polls: first as fast as it can, then letting others run,
 // then with pauses, so that a long wait costs little.
 func AwaitWord(ctx context.Context, m HostMemory, offset int, v uint32, c Condition) error {
-	const spins, yields = 50, 2000
-	pause := 5 * time.Microsecond
-	for i := 0; ; i++ {
-		if c.Holds(m.Load32(offset), v) {
-			return nil
-		}
-		if i < spins {
-			continue
-		}
-		if err := ctx.Err(); err != nil {
+	const often = 256 // polls before it asks ctx, which may ask the device
+	slept := false
+	for i, start := 1, time.Now(); !c.Holds(m.Load32(offset), v); i++ {
+		if (slept || i%often == 0) && ctx.Err() != nil {
 			return &Error{Call: "AwaitWord", Device: -1, Err: fmt.Errorf(
 				"the word at offset %d is %d, waited for %v %d: %w", offset, m.Load32(offset), c, v, context.Cause(ctx))}
 		}
-		if i < spins+yields {
-			runtime.Gosched()
-			continue
-		}
-		time.Sleep(pause)
-		pause = min(2*pause, 200*time.Microsecond)
+		slept = Pause(start)
 	}
+	return nil
 }

@@ -12,7 +12,7 @@
 //	feeder, stage     who enqueues it, and what it needs before
 //	onhost            operations on tensors in CPU memory
 //	onetoall, route   broadcasts from host to host
-//	shared            all-reduces through memory that the ranks share
+//	shared, small     all-reduces through memory that the ranks share
 //	made              device memory for an outcome whose length nobody knows before
 //	claim             messages
 //	words             whether kernels see what the host writes

@@ -230,6 +230,11 @@ func (b *Engine) Crowd(dev int) string {
 }
 
 // Ask returns why the operation has to end, nil while it may go on. AskDriver asks its devices too.
-func (o *Operation) Ask() error { return cmp.Or(o.expired(), o.B.Broken(), o.B.CPUErr()) }
+func (o *Operation) Ask() error {
+	o.mu.Lock()
+	err := o.feedErr
+	o.mu.Unlock()
+	return cmp.Or(err, o.expired(), o.B.Broken(), o.B.CPUErr())
+}
 
 func (o *Operation) AskDriver() error { return stopped{o}.Err() }

@@ -170,6 +170,9 @@ func (o *Operation) failed(err error) {
 	if x := o.B.usable(); x != nil {
 		x.Fail()
 	}
+	if s, ok := o.Program.(*small); ok {
+		s.release(o)
+	}
 	// A call of the driver may wait for one of the turns, in what is being enqueued.
 	o.mu.Lock()
 	o.halted = true

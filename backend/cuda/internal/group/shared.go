@@ -79,6 +79,9 @@ func (s *shared) stage(o *Operation) {
 	s.x.Prepare()
 	s.inPlace = s.x.Memory != nil && len(o.Legs) == 1 && o.Legs[0].flat()
 	o.Call = s.combine
+	if s.inPlace {
+		o.Program = s.small(o)
+	}
 }
 
 // inPlace reports whether the devices copy to the exchange.

@@ -64,7 +64,9 @@ func (o *Operation) place() (err error) {
 		return err
 	}
 	if o.Shared != nil {
-		o.Shared.stage(o)
+		if o.Shared.stage(o); o.Program != nil {
+			return o.Program.Stage(o)
+		}
 	}
 	bytes := o.layout()
 	if o.fillWithin != nil {

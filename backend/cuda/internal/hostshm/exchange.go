@@ -48,8 +48,17 @@ type Exchange struct {
 	// tensors that are not contiguous. The others need not know.
 	Unlocked atomic.Pointer[error]
 
+	Small atomic.Pointer[Small] // set by the first small operation
+
 	Memory driver.HostMemory // once it is page-locked; guarded by Backend.calls until the first operation
 	Next   uint64            // the chunk that comes next; guarded by Backend.calls
+}
+
+// Small is the kernel that does all that this rank's device does for a small operation, or why there is none. The
+// others need not know.
+type Small struct {
+	Kernel driver.Function
+	Why    error
 }
 
 // member is what one of a crew keeps from operation to operation.

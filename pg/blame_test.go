@@ -34,7 +34,7 @@ func TestBlame(t *testing.T) {
 					require.ErrorIs(t, wait(sub.AllReduce(ctx, vec(3), pg.Sum())), work.ErrPeerLeft)
 					b := must.Get(launch.ReadBlame(path))
 					require.Equal(t, []int{1, 3}, []int{b.Rank, b.Peer})
-					require.Contains(t, b.Message, "rank 1 left the group")
+					require.Contains(t, b.Message, "rank 1 (global rank 3) left the group")
 				}
 			})
 		}

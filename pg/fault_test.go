@@ -502,8 +502,8 @@ func TestAbortForAnotherGroupsFailure(t *testing.T) {
 		case 2:
 			err := pending["barrier"](third) // rank 3 is not in it
 			culprit(t, err, work.ErrAborted, 0)
-			require.ErrorContains(t, err, "rank 0 aborted the group: in step 7")
-			require.ErrorContains(t, err, `on rank 0 (global rank 1) of group "1": rank 1 did not take part in time`)
+			require.ErrorContains(t, err, "rank 0 (global rank 1) aborted the group: in step 7")
+			require.ErrorContains(t, err, `on rank 0 (global rank 1) of group "1": rank 1 (global rank 3) did not take part in time`)
 			return pending["barrier"](g)
 		case 3:
 			defer other.Close()

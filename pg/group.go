@@ -273,7 +273,7 @@ func (g *epoch) connect(ctx context.Context, of *epoch, part []int) error {
 			made.Abort(err)
 			made.Close()
 		}
-		return &connectError{fmt.Sprintf("pg: %s, %s of %d: %v", g.names.Group(g.name), g.names.Rank(g.rank), g.size, err), err}
+		return &connectError{fmt.Sprintf("pg: %s, %s of %d: %s", g.names.Group(g.name), g.names.Rank(g.rank), g.size, g.names.Say(g.name, err.Error())), err}
 	}
 	for _, d := range g.devices {
 		if b, ok := byName[d.Backend]; ok {

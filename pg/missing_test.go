@@ -123,11 +123,11 @@ func TestForgottenGroupIsNamed(t *testing.T) {
 	wg.Go(func() {
 		require.Error(t, must.Err(groups[1].NewGroup(ctx, []int{1, 2})))
 	})
-	const want = `msg="c10d: waiting for rank 1 to connect" group=1 rank=0 global_rank=1 global_ranks="[1 2]" missing="rank 1 published no address (it has not made this group`
+	const want = `msg="c10d: waiting for rank 1 (global rank 2) to connect" group=1 rank=0 global_rank=1 missing="rank 1 (global rank 2) published no address (it has not made this group`
 	require.Eventually(t, func() bool { return strings.Contains(logs[1].String(), want) }, 20*time.Second, time.Millisecond, "%s", &logs[1])
 	cancel()
 	wg.Wait()
-	require.Contains(t, logs[1].String(), `msg="c10d: process group failed" group=1 rank=0 global_rank=1 global_ranks="[1 2]" size=2`)
+	require.Contains(t, logs[1].String(), `msg="c10d: process group failed" group=1 rank=0 global_rank=1 size=2`)
 	for _, g := range groups {
 		g.Abort(errors.New("over"))
 		wg.Go(func() { g.Close() })

@@ -62,8 +62,8 @@ func (timeoutError) Timeout() bool   { return true }
 func (timeoutError) Temporary() bool { return true }
 
 // Error describes a failed operation: the operation, the group and rank, the rank at fault, and
-// the cause. errors.Is finds the sentinels of this package in it. Its text also has the numbers of this rank and of those
-// at fault in the default group, if Names has them.
+// the cause. errors.Is finds the sentinels of this package in it. Its text also has the ranks' numbers in the default
+// group, if Names has them.
 type Error struct {
 	Info
 	Peer int // the rank, within the group, that caused the failure; -1 if none or not known
@@ -75,7 +75,7 @@ func (e *Error) Error() string {
 	if e.Group != "" {
 		s += " of " + e.Names.Group(e.Group)
 	}
-	return s + ": " + e.Err.Error() + e.Names.culprits(e)
+	return s + ": " + e.Names.said(e.Group, e.Err)
 }
 
 // Unwrap returns the cause.

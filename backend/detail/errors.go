@@ -46,7 +46,7 @@ func (e *MismatchError) Error() string {
 		if i > 0 {
 			sep = "; "
 		}
-		fmt.Fprintf(&b, "%s%s %s", sep, ranks(c.Ranks, e.Names), c.What)
+		fmt.Fprintf(&b, "%s%s %s", sep, e.Names.Say(e.Group, ranks(c.Ranks)), c.What)
 		if number && c.Known {
 			fmt.Fprintf(&b, " as operation %d", c.Fingerprint.Seq)
 		}
@@ -71,9 +71,9 @@ func (e *MismatchError) onlyNumbers() bool {
 func (e *MismatchError) Unwrap() error { return work.ErrMismatch }
 
 // ranks is "rank 2 calls" or "ranks 1, 2 call". Long lists are cut.
-func ranks(rs []int, names *work.Names) string {
+func ranks(rs []int) string {
 	if len(rs) == 1 {
-		return names.Rank(rs[0]) + " calls"
+		return fmt.Sprintf("rank %d calls", rs[0])
 	}
 	const show = 8
 	var b strings.Builder
@@ -84,7 +84,6 @@ func ranks(rs []int, names *work.Names) string {
 		}
 		fmt.Fprint(&b, r)
 	}
-	b.WriteString(names.Global(rs[:min(len(rs), show)]...))
 	if len(rs) > show {
 		fmt.Fprintf(&b, " and %d more", len(rs)-show)
 	}

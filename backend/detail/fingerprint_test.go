@@ -165,5 +165,5 @@ func TestWords(t *testing.T) {
 	}
 	strange := Fingerprint{Op: 77, Tensors: []Tensor{{DType: 99, Device: -1}}, Root: -1, Operator: -1}
 	require.Equal(t, "op(77) of dtype 99 of PyTorch [] on device type -1 of PyTorch", strange.String())
-	require.Equal(t, "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more call", ranks([]int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, nil))
+	require.Equal(t, "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more call", ranks([]int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}))
 }

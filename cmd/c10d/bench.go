@@ -197,7 +197,7 @@ func (b *bench) complete() error {
 			if op == sparseOp {
 				return usagef("-op %s is for tensors in CPU memory, not for -device %v", op, &b.device)
 			}
-			return usagef("unknown -op %q (known: %s, all)", op, strings.Join(known, ", "))
+			return usagef("unknown -op %q%s (known: %s, all)", op, didYouMean(op, known), strings.Join(known, ", "))
 		}
 	}
 	if b.tensors < 1 {

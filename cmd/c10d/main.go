@@ -227,7 +227,7 @@ func dispatch(std stdio, args []string) int {
 	}
 	c, ok := commands[name]
 	if !ok {
-		fmt.Fprintf(std.err, "c10d: no command %q\nsee c10d help\n", name)
+		fmt.Fprintf(std.err, "c10d: no command %q%s\nsee c10d help\n", name, didYouMean(name, commandNames()))
 		return exitUsage
 	}
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
@@ -239,7 +239,7 @@ func dispatch(std stdio, args []string) int {
 		return 0
 	}
 	if err != nil {
-		err = usageError{err.Error()}
+		err = usageError{unknownFlag(err, flags)}
 	} else {
 		code, err = run(std, flags.Args())
 	}

@@ -61,6 +61,9 @@ func blocking(i int) (setup, shape) {
 func TestBlockingLaunches(t *testing.T) {
 	for i, way := range blockingWays {
 		t.Run(way.name, func(t *testing.T) {
+			if strings.Contains(way.name, "one kernel") {
+				aProcessEach(t)
+			}
 			for run := range testsize.Of(1, 2, 10) {
 				s, layout := blocking(i)
 				s.sim.Seed = uint64(run)
@@ -108,6 +111,9 @@ func TestBlockingEnds(t *testing.T) {
 	for i, way := range blockingWays {
 		for _, by := range []string{"timeout", "Abort", "Close"} {
 			t.Run(way.name+" "+by, func(t *testing.T) {
+				if strings.Contains(way.name, "one kernel") {
+					aProcessEach(t)
+				}
 				for range testsize.Of(1, 1, 10) {
 					s, layout := blocking(i)
 					s.timeout = patience

@@ -395,3 +395,11 @@ func eachSeed(t *testing.T, longer int, f func(t *testing.T, seed uint64, s sim.
 		t.Run(fmt.Sprintf("seed %d %v", seed, s), func(t *testing.T) { f(t, seed, s) })
 	}
 }
+
+// aProcessEach has ranks share memory as those of processes of their own do, until the test ends.
+func aProcessEach(t *testing.T) {
+	if lonely {
+		t.Skip("other systems share no memory between processes, which is not promised here")
+	}
+	t.Cleanup(cuda.OtherProcesses())
+}

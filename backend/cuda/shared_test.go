@@ -46,6 +46,7 @@ func TestExchange(t *testing.T) {
 		all(t, 4)
 	})
 	t.Run("a device each", func(t *testing.T) {
+		aProcessEach(t)
 		all := 0
 		eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
 			var launched *atomic.Int32
@@ -160,6 +161,7 @@ func exchanges(t *testing.T, seed uint64, s sim.Semantics, prepare func(w *world
 
 // TestSharedCommands counts what the group's streams get for an all-reduce through memory that the ranks share.
 func TestSharedCommands(t *testing.T) {
+	aProcessEach(t)
 	w := newWorld(t, hostOnly())
 	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
 	for n, want := range map[int][]string{

@@ -2,6 +2,7 @@ package group
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
@@ -33,14 +34,15 @@ const (
 )
 
 // small returns the program of the operation if it is small enough, nil if the streams copy. Ranks that share a device
-// copy, because a kernel that waits keeps those of other processes waiting.
+// copy, because a kernel that waits keeps those of other processes waiting. So do ranks that share a process, because the
+// driver may hold one of them up, in an allocation for example, until the kernel of another has ended, which waits for it.
 func (s *shared) small(o *Operation) Program {
 	b, x, dev := o.B, s.x, o.Legs[0].Src.Dev
 	if s.chunks > 1 || s.bytes() > mostAtOnce || dev != b.OwnDevice() {
 		return nil
 	}
 	if x.Small.Load() == nil {
-		f, err := b.exchanger(o, dev)
+		f, err := b.exchanger(x, o, dev)
 		x.Small.Store(&hostshm.Small{Kernel: f, Why: err})
 	}
 	k := x.Small.Load()
@@ -51,9 +53,12 @@ func (s *shared) small(o *Operation) Program {
 }
 
 // exchanger returns the kernel for small all-reduces on the rank's device, or why there is none.
-func (b *Engine) exchanger(o *Operation, dev int) (driver.Function, error) {
+func (b *Engine) exchanger(x *hostshm.Exchange, o *Operation, dev int) (driver.Function, error) {
 	if err := Lacks(b.Driver); err != nil {
 		return nil, err
+	}
+	if !x.Region.Alone() {
+		return nil, errors.New("ranks share a process")
 	}
 	if b.Devices < b.Size {
 		return nil, fmt.Errorf("the %d ranks have %d devices", b.Size, b.Devices)

@@ -106,6 +106,13 @@ func Open(name string, n int) (*Region, error) {
 	return &Region{SharedMemory: m, uses: 1, locked: make(map[driver.Driver]*lockedRegion)}, nil
 }
 
+// Alone reports whether no other rank of this process has the region.
+func (r *Region) Alone() bool {
+	regions.Lock()
+	defer regions.Unlock()
+	return r.uses == 1
+}
+
 // Hide takes the region's name away, when all who may open it have.
 func (r *Region) Hide() error {
 	regions.Lock()

@@ -1,9 +1,11 @@
 package nccl_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -98,6 +100,16 @@ func TestPeerLeft(t *testing.T) {
 	require.NoError(t, w.ranks[1].b.Close())
 	blames(t, works[0], 1, work.ErrPeerLeft)
 	w.end()
+}
+
+// TestIdle: a group without operations writes no lines about its ranks that wait for each other's questions.
+func TestIdle(t *testing.T) {
+	var log bytes.Buffer
+	w := newWorld(t, setup{size: 2, wait: 5 * time.Millisecond, log: slog.New(slog.NewTextHandler(&log, nil))})
+	w.each(func(x *rank) error { x.wait(x.b.Barrier(x.context(), backend.BarrierOptions{})); return nil })
+	time.Sleep(100 * time.Millisecond) // nothing is to happen
+	w.end()
+	require.Empty(t, log.String())
 }
 
 // TestClose ends what is pending, and finalizes together with the other ranks.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"github.com/c10d-go/c10d/backend/nccl/internal/ncclsim"
 	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport/mem"
+	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -68,6 +70,8 @@ type setup struct {
 	sim     sim.Config
 	store   store.Store
 	trace   func(device int, call string)
+	log     *slog.Logger
+	wait    time.Duration // before the first line about a wait; 0 means that of users
 }
 
 func newWorld(t testing.TB, s setup) *world {
@@ -94,11 +98,15 @@ func newWorld(t testing.TB, s setup) *world {
 		defer must.Catch(&err)
 		o := s.options.With(w.lib.API(0))
 		o.Driver, o.Device, o.Control = x.d, x.dev.ID(), gloo.Options{Fabric: fabrics[0]}
-		bo := backend.Options{Store: w.store, Rank: x.r, Size: s.size, Group: "g", Specific: o, Timeout: s.timeout}
+		bo := backend.Options{Store: w.store, Rank: x.r, Size: s.size, Group: "g", Specific: o, Timeout: s.timeout, Logger: s.log}
 		if !s.torch {
 			bo.Meeting = alone{}
 		}
-		x.b = must.Get(nccl.New(w.ctx, bo))
+		ctx := w.ctx
+		if s.wait > 0 {
+			ctx = waiting.WithFirst(ctx, s.wait)
+		}
+		x.b = must.Get(nccl.New(ctx, bo))
 		x.ref = must.Get(gloo.New(w.ctx, backend.Options{Rank: x.r, Size: s.size, Group: "reference", Specific: gloo.Options{Fabric: fabrics[1]}}))
 		return nil
 	})

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strconv"
@@ -192,15 +193,33 @@ func New(ctx context.Context, o backend.Options) (_ *Backend, err error) {
 	return b, b.connectNow(ctx)
 }
 
+// meeting takes the log lines of the control group until its ranks have met. After that they always wait, for each
+// other's questions.
+type meeting struct {
+	slog.Handler
+	met *atomic.Bool
+}
+
+func (m meeting) Enabled(ctx context.Context, l slog.Level) bool {
+	return !m.met.Load() && m.Handler.Enabled(ctx, l)
+}
+
+func (m meeting) WithAttrs(a []slog.Attr) slog.Handler {
+	return meeting{m.Handler.WithAttrs(a), m.met}
+}
+
 // meet makes the control group, and compares NCCL's versions.
 func (b *Backend) meet(ctx context.Context, o backend.Options) error {
 	inner := o
 	inner.Device, inner.Specific, inner.Store, inner.Failed = tensor.CPU, b.options.Control, store.Prefix("c10d", o.Store), nil
+	log := meeting{Handler: cmp.Or(o.Logger, slog.Default()).Handler(), met: new(atomic.Bool)}
+	inner.Logger = slog.New(log)
 	control, err := gloo.New(ctx, inner)
 	if err != nil {
 		return err
 	}
 	b.control = control
+	defer log.met.Store(true)
 	mine, all := make([]byte, 8), make([]byte, 8*b.size)
 	binary.LittleEndian.PutUint64(mine, uint64(b.api.Version()))
 	in, err := tensor.Of(mine, 8)

@@ -185,11 +185,11 @@ var layers = []layer{
 	// What only developers run is in modules of its own.
 	{"interop", append([]string{"internal/freeport", "internal/script"}, public...)},
 	{"tools/...", append([]string{
-		"tools/internal/...", "internal/bytesize", "internal/choice", "internal/netns", "internal/plan", "internal/script",
+		"tools/internal/...", "internal/bytesize", "internal/choice", "internal/freeport", "internal/netns", "internal/plan", "internal/script",
 	}, public...)},
 
 	{"docs", nil},
-	{"bench/nccl", public},
+	{"bench/nccl", append([]string{"internal/freeport"}, public...)},
 
 	// Examples use what users can use.
 	{"examples/...", append([]string{"examples/internal/..."}, public...)},

@@ -339,14 +339,18 @@ func TestASubgroupThatIsNotMade(t *testing.T) {
 	st := store.NewHash()
 	defer st.Close()
 	errs := make([]error, 3)
-	var all sync.WaitGroup
+	var all, made sync.WaitGroup
+	made.Add(len(errs))
 	for r := range errs {
 		all.Go(func() {
 			errs[r] = func() (err error) {
 				defer must.Catch(&err)
-				g := must.Get(pg.New(t.Context(), st, r, len(errs), pg.Options{
+				g, err := pg.New(t.Context(), st, r, len(errs), pg.Options{
 					Timeout: 20 * time.Second, Elastic: true, BackendOptions: pg.BackendOptions{gloo.Options{Wire: gloo.WireTCP, Address: "127.0.0.1"}},
-				}))
+				})
+				made.Done()
+				made.Wait()
+				must.Do(err)
 				defer g.Close()
 				ctx, cancel := context.WithCancelCause(t.Context())
 				defer cancel(nil)

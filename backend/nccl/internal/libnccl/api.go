@@ -95,7 +95,7 @@ func (v Version) String() string {
 
 // Versions from which NCCL has what is used here.
 const (
-	oldest              Version = 21400 // non-blocking init
+	oldest              Version = 21400 // ncclCommInitRankConfig
 	ScalableVersion     Version = 22300 // several roots
 	TorchPairsVersion   Version = 22600 // PyTorch 2.7 and later come with it
 	LowestRankVersion   Version = 22800 // PyTorch 2.11 comes with it: the color of a part is its lowest rank

@@ -6,6 +6,7 @@ RANKS    ?= 4
 FUZZTIME ?= 10s
 FUZZBUILD ?= -fuzz .
 TIMEOUT  ?= 1h
+PROCS    ?= 4
 BENCH    ?= .
 COUNT    ?= 1
 WORLD    ?= 2
@@ -20,8 +21,9 @@ JUDGE    ?=
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
 
-# go test, and then the tests that failed or were skipped, with their reasons. Parallel tests wait, most of the time.
-TEST = $(GO) run $(GOTESTSUM) --format standard-quiet --packages "$(PACKAGES)" -- -parallel 16 -timeout $(TIMEOUT)
+# go test, and then the tests that failed or were skipped, with their reasons. Tests wait most of the time: so PROCS
+# packages run at a time, and 16 parallel tests of each.
+TEST = $(GO) run $(GOTESTSUM) --format standard-quiet --packages "$(PACKAGES)" -- -p $(PROCS) -parallel 16 -timeout $(TIMEOUT)
 
 # Everything must compile on VETTED with its tests, and on TYPECHECKED. 386 finds numbers that do not fit
 # an int of 32 bits, Windows finds uses of Unix. To compile for one more platform takes minutes, because the
@@ -60,7 +62,7 @@ test: ## all tests; lists those that were skipped, and why
 # A package has the CPUs for itself, because long forms measure. GORACE is for processes that tests start.
 nightly: export GORACE = atexit_sleep_ms=10
 nightly: ## long forms of all tests, the race detector, fuzz targets, PyTorch ranks and tests; takes hours
-	C10D_NIGHTLY=1 $(MAKE) test TIMEOUT=6h TESTARGS='-count 1 -p 1'
+	C10D_NIGHTLY=1 $(MAKE) test TIMEOUT=6h TESTARGS='-count 1' PROCS=1
 	C10D_NIGHTLY=1 $(MAKE) nested TIMEOUT=6h
 	$(MAKE) race TIMEOUT=3h
 	$(MAKE) nested TESTARGS=-race

@@ -51,7 +51,7 @@
 // FaultCorrupted, which names both ends of the link. TLS protects messages by itself.
 //
 // Header checksums cost 20 ns a frame. Those of messages cost a pass over the bytes
-// on each side, at about 20 GB/s (docs/benchmarks.md).
+// on each side, at about 20 GB/s.
 //
 // # Agreement
 //

@@ -51,7 +51,7 @@ type Options struct {
 	// Checksum gives every message a CRC-32C. The receiver compares it before anything uses the
 	// message, and the mesh fails with transport.FaultCorrupted if bytes were changed on the way.
 	// Headers always have one. It is enough that one rank of a pair asks for it. TLS replaces it.
-	// docs/benchmarks.md has its cost: nothing over a link of 1 Gbit/s, up to half of the
+	// docs/tuning.md has its cost: nothing over a link of 1 Gbit/s, up to half of the
 	// time more over loopback.
 	Checksum bool
 
@@ -68,7 +68,7 @@ type Options struct {
 
 const (
 	defaultLanes  = 2
-	localLanes    = 1 // if each rank of the host has cpusForLanes; docs/benchmarks.md, "What options cost"
+	localLanes    = 1 // if each rank of the host has cpusForLanes; docs/tuning.md
 	cpusForLanes  = 8 // the fewest with which a gain has been measured
 	defaultEager  = 64 << 10
 	defaultWindow = 4 << 20

@@ -27,6 +27,14 @@
 // With the lesser address it lets them come later. Both sides say their rank instead of a
 // number.
 //
+// PyTorch's keys, with the address of rank 1 as an example:
+//
+//   - default group: default_pg/0//cpu//0/1. Up to 2.0 it is default_pg/0/0/1, and the host name is in
+//     default_pg/0/0/rank_1
+//   - first sub-group: default_pg/0//1//cpu//0/1. Up to 2.0 it is default_pg/1/0/1
+//   - after the group is made: nothing. Up to 2.0 they are default_pg/store_based_barrier_key:1 and
+//     default_pg/0/SEQ_NUM_STORE_KEY
+//
 // The numbers that a rank of this library publishes are random. A connection that says
 // one comes from a process that can read the store.
 //

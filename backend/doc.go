@@ -2,9 +2,11 @@
 // operations with their options, the operators of reductions, and the registries where a group finds an engine.
 //
 // A program imports package pg instead, which has the operators and the options of calls. It meets these here:
-// [Explanation], which pg.ProcessGroup.Explain returns, with [Link], [Cluster] and [Choice]; the errors
-// [ArgumentError], [UnsupportedError] and [ErrExhausted]; [ParseReduceOp] and [CustomOf]'s wider form [Custom]; and
-// [Backend] itself, which pg.ProcessGroup.Backend returns, for several tensors of one rank.
+//
+//   - [Explanation] of pg.ProcessGroup.Explain, with [Link], [Cluster] and [Choice]
+//   - the errors [ArgumentError], [UnsupportedError] and [ErrExhausted]
+//   - [ParseReduceOp], and [Custom], the wider form of [CustomOf]
+//   - [Backend] of pg.ProcessGroup.Backend, for several tensors of one rank
 //
 // # Backends
 //

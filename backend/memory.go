@@ -18,21 +18,20 @@ import (
 //   - An input and an output may be the same elements in the same order where the operation would copy this rank's
 //     own part onto itself. They may not share memory otherwise. These are the calls in place of c10d and NCCL.
 //
-// The calls in place, for rank r:
+// The calls in place, and the same elements in each, for rank r:
 //
-//	operation                                    are the same elements
-//	broadcast, reduce, all_reduce, coalesced     each tensor is input and output
-//	all_gather                                   the input and output r
-//	all_gather_into_tensor                       the input and part r of the output
-//	all_gather_coalesced                         input i and output i of list r
-//	all_gather_into_tensor, coalesced            input i and part r of output i
-//	gather, on the root                          the input and output r
-//	scatter, on the root                         the output and input r
-//	reduce_scatter                               the output and input r
-//	reduce_scatter_tensor                        the output and part r of the input
-//	reduce_scatter_tensor, coalesced             output i and part r of input i
-//	all_to_all, all_to_all_single                none
-//	a batch of sends and receives                none
+//   - broadcast, reduce, all_reduce, coalesced: each tensor is input and output
+//   - all_gather: the input and output r
+//   - all_gather_into_tensor: the input and part r of the output
+//   - all_gather_coalesced: input i and output i of list r
+//   - all_gather_into_tensor, coalesced: input i and part r of output i
+//   - gather, on the root: the input and output r
+//   - scatter, on the root: the output and input r
+//   - reduce_scatter: the output and input r
+//   - reduce_scatter_tensor: the output and part r of the input
+//   - reduce_scatter_tensor, coalesced: output i and part r of input i
+//   - all_to_all, all_to_all_single: none
+//   - a batch of sends and receives: none
 //
 // Views of one array that have no element in common, such as its columns, share no memory: see
 // tensor.Tensor.Overlaps. Two calls that use the same memory at a time are up to the caller.

@@ -50,10 +50,10 @@ const podTimeout = 5 * time.Minute
 // Init makes the default group as c10d's init_process_group does: it opens the store that a URL names, or env:// if that
 // is empty, finds out rank and size, and calls New. Close closes the store as well.
 //
-//	env://                 what a launcher says: torchrun, c10d run, Slurm, mpirun, Kubernetes, Kubeflow
-//	tcp://host:port        rank 0 hosts a TCP store there
-//	file:///path           a file on a disk that all ranks share
-//	redis://host:port/db   a Redis server, with import _ "github.com/c10d-go/c10d/store/redis"
+//   - env:// is for what a launcher says: torchrun, c10d run, Slurm, mpirun, Kubernetes, Kubeflow
+//   - tcp://host:port is for a TCP store that rank 0 hosts there
+//   - file:///path is for a file on a disk that all ranks share
+//   - redis://host:port/db is for a Redis server, with import _ "github.com/c10d-go/c10d/store/redis"
 //
 // Rank and size come from InitOptions, from the URL's parameters rank and world_size, or from a launcher. The parameter
 // prefix separates jobs in one store. See docs/launchers.md, and docs/environment.md for C10D_TRACE and others.

@@ -126,10 +126,10 @@ func appendAxis(dims []axis, a axis) []axis {
 	return append(dims, a)
 }
 
-// tile is the side, in elements, of the squares in which a transposing copy walks. Their cache
-// lines must stay in the first-level cache on both sides. BenchmarkPack chose it. To pack and to
-// unpack a transpose of 2048x2048 bfloat16 took 13 and 12 ms with side 8, 13 and 18 ms with 16,
-// 15 and 22 ms with 32, 17 and 28 ms without tiles (EPYC, 32 KiB of cache).
+// tile is the side, in elements, of the squares in which a transposing copy walks. Their cache lines must stay in
+// the first-level cache on both sides. BenchmarkPack chose it: to pack and to unpack a transpose of 2048x2048
+// bfloat16 took 13 and 12 ms with side 8, and 13 and 18 ms with 16. It took 15 and 22 ms with 32, and 17 and 28 ms
+// without tiles (EPYC, 32 KiB of cache).
 const tile = 8
 
 // move copies es bytes at each point of the grid that dims spans, outermost

@@ -69,16 +69,16 @@
 //
 // The kinds, in the order of an update:
 //
-//	1 hello   receiver: its name, UTF-8, at most 1024 bytes. The first frame
-//	2 init    publisher: u32 bytes of a bucket, u32 number of parameters; for each of them u16 length
-//	          and name, u8 length and PyTorch's dtype, u8 dimensions, and u64 for each. Before the
-//	          first update and whenever something of this changes
-//	3 start   publisher: u64 version, u64 version that deltas refer to; 0 if there are no deltas
-//	4 full    publisher: all bytes of a bucket, row-major
-//	5 delta   publisher: count indices (u32, increasing), then count values
-//	6 finish  publisher: u64 version, u32 digest
-//	7 ack     receiver: u64 version that is now in use
-//	8 refuse  receiver: why it leaves, UTF-8, at most 1024 bytes
+//   - 1 hello, of the receiver: its name, UTF-8, at most 1024 bytes. The first frame
+//   - 2 init, of the publisher: u32 bytes of a bucket, u32 number of parameters; for each of them u16 length and name,
+//     u8 length and PyTorch's dtype, u8 dimensions, and u64 for each. Before the first update and whenever
+//     something of this changes
+//   - 3 start, of the publisher: u64 version, u64 version that deltas refer to; 0 if there are no deltas
+//   - 4 full, of the publisher: all bytes of a bucket, row-major
+//   - 5 delta, of the publisher: count indices (u32, increasing), then count values
+//   - 6 finish, of the publisher: u64 version, u32 digest
+//   - 7 ack, of the receiver: u64 version that is now in use
+//   - 8 refuse, of the receiver: why it leaves, UTF-8, at most 1024 bytes
 //
 // A bucket is a range of one parameter: the first "bytes of a bucket", the next, and so on; the last may be shorter. Buckets
 // are numbered over all parameters from 0 and sent in this order, each once. Bytes of a bucket are a multiple of 64 from 64

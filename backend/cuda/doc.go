@@ -29,14 +29,14 @@
 //
 // A file of this package calls only those below it:
 //
-//	cuda                              New
-//	explain, collectives              what a group would do; checks of a call
-//	works, call                       the table of works, and the way of a call through it
-//	kernels, clusters, host, sparse   the works
-//	operations                        what the works need to know of an operation
-//	mixed                             tensors in CPU memory
-//	choose                            tables of measurements
-//	stream, cast                      the caller's streams; copies to another dtype
+//   - cuda: New
+//   - explain, collectives: what a group would do; checks of a call
+//   - works, call: the table of works, and the way of a call through it
+//   - kernels, clusters, host, sparse: the works
+//   - operations: what the works need to know of an operation
+//   - mixed: tensors in CPU memory
+//   - choose: tables of measurements
+//   - stream, cast: the caller's streams; copies to another dtype
 //
 // It speaks to other ranks of this package only: PyTorch has no CUDA group that cuts tensors as this one does.
 package cuda

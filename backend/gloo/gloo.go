@@ -28,13 +28,13 @@ var ErrExhausted = backend.ErrExhausted
 
 // Backend is the backend for tensors in CPU memory. Its operations are those of backend.Backend. Beside them it has:
 //
-//	Shutdown, Probe, Explain         as in backend.Shutdowner, Prober and Explainer
-//	Alloc, Free                      tensors in memory that all ranks of the host see
-//	Completed, CompletedEverywhere   how many collectives have ended here, and on every rank
-//	Revoke                           ends the group for a call that was cancelled before it began
-//	Err, Failed                      what has ended the group, or which rank has died
-//	Foreign                          the ranks of PyTorch, as far as they have shown it
-//	CheckSparse, Stage               for backends above this one
+//   - Shutdown, Probe, Explain: as in backend.Shutdowner, Prober and Explainer
+//   - Alloc, Free: tensors in memory that all ranks of the host see
+//   - Completed, CompletedEverywhere: how many collectives have ended here, and on every rank
+//   - Revoke: ends the group for a call that was cancelled before it began
+//   - Err, Failed: what has ended the group, or which rank has died
+//   - Foreign: the ranks of PyTorch, as far as they have shown it
+//   - CheckSparse, Stage: for backends above this one
 type Backend struct {
 	*running
 	connection *connection

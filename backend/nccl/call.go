@@ -162,8 +162,8 @@ func (b *Backend) admit(ctx context.Context, info work.Info) error {
 	return nil
 }
 
-// streams returns the device of a call, the stream that the call is part of, nil if it is part of none, and the streams
-// that it comes after: those that the call names, or else those of the tensors' memories.
+// streams returns the device of a call, the stream that the call is part of (nil if none), and the streams that it
+// comes after. Those are named by the call, or else by the tensors' memories.
 func (b *Backend) streams(q call) (dev int, in driver.Stream, before []driver.Stream, err error) {
 	dev = b.ownDevice()
 	ts := append(slices.Clone(q.out), q.in...)

@@ -259,8 +259,8 @@ func (b *Backend) exchange(ctx context.Context, f func(context.Context, *tensor.
 	return w.Wait(ctx)
 }
 
-// blame asks the other ranks how far they are. It returns whose fault it is that an operation has not ended, -1 if that
-// is not known, and what it has found out.
+// blame asks the other ranks how far they are. It returns the rank at fault for an operation that has not ended, or
+// -1, and what their answers show.
 func (b *Backend) blame(seq uint64) (peer int, why string) {
 	if b.control == nil || b.size == 1 {
 		return -1, ""

@@ -362,8 +362,8 @@ func (b *Backend) underway() int {
 	return len(b.pending)
 }
 
-// Close lets operations go on for half a second, ends those still pending with work.ErrClosed, and ends the
-// communicators, if the other ranks do so within half a second together with them.
+// Close lets operations go on for half a second, and ends those still pending with work.ErrClosed. It ends the
+// communicators together with the other ranks, if these do so within half a second.
 func (b *Backend) Close() error {
 	b.closed.Do(func() {
 		b.shut()

@@ -10,11 +10,12 @@
 //
 // The metrics:
 //
-//	c10d.operation.duration  histogram in seconds; c10d.op, c10d.route, and error.type if the operation failed
-//	c10d.operation.bytes     bytes of operations that have succeeded; c10d.op, c10d.route
-//	c10d.pending             operations that have not ended; c10d.group
-//	c10d.pending.age         for how many seconds the oldest of these has been pending; c10d.group
-//	c10d.epoch               the group's epoch; c10d.group
+//   - c10d.operation.duration: histogram in seconds; c10d.op, c10d.route, and error.type if the operation
+//     failed
+//   - c10d.operation.bytes: bytes of operations that have succeeded; c10d.op, c10d.route
+//   - c10d.pending: operations that have not ended; c10d.group
+//   - c10d.pending.age: for how many seconds the oldest of these has been pending; c10d.group
+//   - c10d.epoch: the group's epoch; c10d.group
 //
 // In metrics, c10d.group is the group's description, or its name without the epoch if it has none. The
 // rank that calls last spends the least time in collectives: a query finds stragglers in

@@ -7,12 +7,12 @@
 //
 // The file dashboard.json is a Grafana dashboard of these metrics.
 //
-//	c10d_operations_total{op, route, group, result}        operations that have ended; result is ok or error
-//	c10d_bytes_total{op, route, group}                     bytes of this rank's tensors in operations that have succeeded
-//	c10d_operation_seconds{op, route}                      histogram of the time from call to end
-//	c10d_pending_operations{group}                         operations that have not ended
-//	c10d_oldest_pending_seconds{group}                     for how long the oldest of these has been pending
-//	c10d_epoch{group}                                      the group's epoch
+//   - c10d_operations_total{op, route, group, result}: operations that have ended; result is ok or error
+//   - c10d_bytes_total{op, route, group}: bytes of this rank's tensors in operations that have succeeded
+//   - c10d_operation_seconds{op, route}: histogram of the time from call to end
+//   - c10d_pending_operations{group}: operations that have not ended
+//   - c10d_oldest_pending_seconds{group}: for how long the oldest of these has been pending
+//   - c10d_epoch{group}: the group's epoch
 //
 // The label group is the group's description, or its name without the epoch if it has none: new
 // epochs begin no new series.

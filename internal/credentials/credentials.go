@@ -23,7 +23,7 @@ const (
 // zero value means no TLS.
 //
 // A file that another user could change is refused: files, links and directories above belong to this
-// user or root, and others cannot write to them, except to directories that are sticky as /tmp is.
+// user or root. Others cannot write to them, except to sticky directories such as /tmp.
 // Others than the group cannot read Key and Secret.
 type Files struct {
 	// Cert is a PEM file with this process's certificate and those between it and the authority. It

@@ -54,9 +54,8 @@ func (f Files) source() (*source, error) {
 	return s, err
 }
 
-// now returns the certificate and the authorities. It reads the files if one has changed. Files that
-// cannot be read, that another user could change, or that do not fit together, as in the midst of a
-// change, leave the last ones in use.
+// now returns the certificate and the authorities. It reads the files if one has changed. The last ones stay in use
+// if files cannot be read, could be changed by another user, or do not fit together, as in the midst of a change.
 func (s *source) now() (state, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -502,8 +502,8 @@ func (m *Member) count(n int) Call {
 }
 
 // severed returns the members that are left out because they cannot connect with others that vote, and why. The member with
-// most broken links goes first, until none is left: of two hosts that do not reach each other the one with fewer members
-// goes, and of two with as many the one without the first member.
+// most broken links goes first, until no link is broken. So of two hosts that do not reach each other the smaller one
+// goes, and of two with as many members the one without the first member.
 func (m *Member) severed() map[ID]string {
 	lacks := make(map[ID][]ID)
 	for i, b := range m.votes {
@@ -658,8 +658,8 @@ func (j *Joiner) follow() Call {
 	return Call{Op: Await, Keys: []string{viewKey(j.epoch)}, Limit: joinerLook}
 }
 
-// look looks for a view that nobody has told of, and whether a member has ended, as its will says: since it voted for the last
-// view, or since it got that. A member that has given up may call again.
+// look looks for a view without a call, and for the will of a member that has ended since it voted for the last
+// view, or since it got that view. A member that has given up may call again.
 func (j *Joiner) look() Call {
 	j.step = missing
 	id := j.base[j.dead]

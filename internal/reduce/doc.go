@@ -75,6 +75,6 @@
 //	float8_e4m3fn 1.5
 //
 // GODEBUG switches off loops at run time: cpu.avx512f=off those of AVX-512, cpu.avx2=off all on
-// amd64, and cpu.asimd=off those of NEON. (Go's runtime reports that last one as unknown.) The
-// build tag purego leaves out all of them.
+// amd64, and cpu.asimd=off those of NEON, which Go's runtime reports as unknown. The build tag purego leaves out all
+// loops.
 package reduce

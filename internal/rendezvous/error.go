@@ -65,8 +65,8 @@ type Error struct {
 	fault *transport.Fault // what the other ranks are told
 }
 
-// Unconnected returns the ranks that run, as far as the others know, and that this one could not connect with in the time
-// for that.
+// Unconnected returns the ranks that this one could not connect with in time, although they run, as far as the others
+// know.
 func (e *Error) Unconnected() []int { return e.lacks }
 
 func (e *Error) Error() string {

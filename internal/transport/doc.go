@@ -48,10 +48,10 @@
 //
 // # Implementations
 //
-//	wire   Gloo's TCP protocol, which PyTorch ranks speak
-//	tcp    a protocol of this library, with fewer messages and bounded memory
-//	shm    memory that the ranks of a host share, also for whole collectives
-//	mem    ranks within one process, for tests
+//   - wire: Gloo's TCP protocol, which PyTorch ranks speak
+//   - tcp: a protocol of this library, with fewer messages and bounded memory
+//   - shm: memory that the ranks of a host share, also for whole collectives
+//   - mem: ranks within one process, for tests
 //
 // Package mesh has what wire and tcp have in common. All implementations pass the tests
 // of package transporttest.

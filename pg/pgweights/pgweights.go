@@ -8,9 +8,9 @@
 //		return model[p.Name], nil
 //	})
 //
-// Package weights does it over TCP, without a group and in CPU memory: receivers come and go, deltas are short, and a
-// reader sees whole versions alone. Here all ranks take part in each version, and the receiver says where it goes: into
-// the tensors that it uses, or into a second set of them, so that it can serve meanwhile.
+// Package weights does it over TCP, without a group and in CPU memory: receivers come and go, deltas are short, and
+// a reader sees whole versions alone. Here all ranks take part in each version. The receiver says where it goes:
+// into the tensors in use, or into a second set, so that it can serve meanwhile.
 //
 // # Calls
 //

@@ -36,8 +36,9 @@ type ServerOptions struct {
 	World int
 
 	// MaxClients is the most connections at a time. One more closes another one, see "Who stays"
-	// in the package's documentation. A Store of this package has one, a client of PyTorch's two at most. 0 means 1024 and 64 for each rank of World, or 16384 if
-	// that is unknown, and half of the process's limit of descriptors at most.
+	// in the package's documentation. A Store of this package has one, a client of PyTorch's two at most. 0 means
+	// 1024 and 64 for each rank of World, or 16384 if World is unknown. It is never more than half of the process's
+	// limit of descriptors.
 	MaxClients int
 
 	// MaxMemory is the most bytes of keys, values, queues' names and queued elements, each
@@ -45,11 +46,11 @@ type ServerOptions struct {
 	// Ranks of the job may go a quarter over it. 0 means 1 GiB.
 	MaxMemory int64
 
-	// MaxHeld is the most bytes that the server holds for all clients without a certificate. It counts requests, waits, wills and unread replies, but for the values that are stored.
-	// Long values and replies to MULTI_GET wait for room. If that is not enough, the server closes
-	// connections, see "Who stays". 0 means 4 MiB, and one longest value (Limits.Value, at least 8
-	// MiB) for each rank of World. There it counts 2 ranks at least, and 31 at most. Each pair of
-	// ranks has 64 bytes more, because each rank may wait for the keys of all.
+	// MaxHeld is the most bytes that the server holds for all clients without a certificate. It counts requests,
+	// waits, wills and unread replies, but for the values that are stored. Long values and replies to MULTI_GET wait for
+	// room. If there is too little, the server closes connections: see "Who stays". 0 means 4 MiB, and one longest value
+	// (Limits.Value, at least 8 MiB) for each rank of World. There it counts 2 ranks at least, and 31 at most. Each pair
+	// of ranks has 64 bytes more, because each rank may wait for the keys of all.
 	MaxHeld int64
 
 	// OpeningTimeout limits a client's handshake after its first byte: the rest of VALIDATE, or

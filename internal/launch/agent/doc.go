@@ -8,9 +8,9 @@
 // TORCHELASTIC_USE_AGENT_STORE=True. The store stays when a rank dies. Each rank has a
 // process group of its own, no standard input, and the names of two files and a directory:
 //
-//	TORCHELASTIC_ERROR_FILE   the rank may write the reason of its failure there, in torchrun's JSON form
-//	C10D_FAILURE_FILE         package pg notes there which rank ended its group
-//	C10D_SCRATCH_DIR          a directory that the ranks of the node share during an attempt
+//   - TORCHELASTIC_ERROR_FILE: the rank may write the reason of its failure there, in torchrun's JSON form
+//   - C10D_FAILURE_FILE: package pg notes there which rank ended its group
+//   - C10D_SCRATCH_DIR: a directory that the ranks of the node share during an attempt
 //
 // They are in a directory of the agent, under the system's temporary directory (os.TempDir). The agent removes it at
 // the end; if the agent is killed, its guard does. Copies of the error files of failed ranks stay in Job.LogDir.

@@ -91,7 +91,7 @@ func hosts(w Wire, size int) []int {
 	return all
 }
 
-// tooSlow is what ranks say that blame nobody and show what they know.
+// tooSlow stands for a rank that blames nobody and shows the answers of the others.
 const tooSlow = "nobody: too slow"
 
 // Culprits returns what ranks may blame. Without any, the job has to go on.

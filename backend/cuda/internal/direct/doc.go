@@ -58,10 +58,10 @@
 // data, and owners get them. A rank that gets nothing of another takes one vector of its tile 0: every call takes
 // something from every peer. With two ranks a broadcast is a move.
 //
-// With more than two ranks two shots are one launch. Givers have operands, owners combine a part each, and takers get
-// the results. In an all_reduce all ranks are all of that. In a reduce the root is the only taker, in a broadcast it is
-// the only giver, and in both the others own the parts. In a reduce of up to 4 MiB the root owns one too. A rank that
-// gets nothing else of another takes tile 0 from it.
+// With more than two ranks two shots are one launch. Givers have operands, owners combine a part each, and takers
+// get the results. In an all_reduce all ranks are all of that. In a reduce the root is the only taker, in a
+// broadcast it is the only giver, and in both the others own the parts. In a reduce of up to 4 MiB the root owns one
+// too. A rank that gets nothing else of another takes tile 0 from it.
 //
 // Each round of a channel has two tiles: an operand for the owner, and the result for the takers. A rank pushes the
 // operands of the next round before it takes those of this one. So tiles 0 to 4 have to find room without a credit of
@@ -70,18 +70,18 @@
 //
 // # Rings
 //
-// An all_reduce, a reduce_scatter or an all_gather can go round the window's ring (Form.Ring, ring.cu). Src and dst have
-// a part for each rank. A warp is a channel, with slots at the next rank and a flag beside each. It has one tile of 2 KiB
-// of each part at a time. All channels count the tiles that they have sent, from call to call.
+// An all_reduce, a reduce_scatter or an all_gather can go round the window's ring (Form.Ring, ring.cu). Src and dst
+// have a part for each rank. A warp is a channel, with slots at the next rank and a flag beside each. It has one
+// tile of 2 KiB of each part at a time. All channels count the tiles that they have sent, from call to call.
 //
-//   - In step s of a combination a rank adds its operand to the part that belongs to the rank s + 1 places before it, and
-//     sends it on. In step n - 1 the part is its own, and the sum is ready.
+//   - In step s of a combination a rank adds its operand to the part that belongs to the rank s + 1 places before
+//     it, and sends it on. In step n - 1 the part is its own, and the sum is ready.
 //   - In the steps after that the sums go on, and each rank keeps them. An all_gather has these steps alone.
-//   - The lanes of a warp meet when a tile is written. Then lane 0 fences, and writes the tile's number to its flag. To
-//     take the tile, lane 0 waits for that number, and the lanes meet again.
-//   - A rank sends tile t when it has taken tile t - 1. So the rank before it had taken t - 2, and the next rank, n - 1
-//     places before it, has taken t - n. A channel has at least n slots, so the slot of tile t is free. There are no
-//     credits.
+//   - The lanes of a warp meet when a tile is written. Then lane 0 fences, and writes the tile's number to its flag.
+//     To take the tile, lane 0 waits for that number, and the lanes meet again.
+//   - A rank sends tile t when it has taken tile t - 1. So the rank before it had taken t - 2, and the next rank,
+//     n - 1 places before it, has taken t - n. A channel has at least n slots, so the slot of tile t is free. There
+//     are no credits.
 //
 // A tile of a part that is shorter than the longest one is padded with zeros, and travels all the same. Waits end as
 // those of the other kernels do. Rings were not measured on GPUs.

@@ -2,20 +2,20 @@
 //
 // A file calls only those below it:
 //
-//	message           a send or a receive becomes a Call in the queue of its lane
-//	call              a collective becomes a Call, and its commands
-//	data, tree        the commands of each collective
-//	inside            kernels of one of several clusters
-//	group             the ranks connect, and part
-//	graph             calls that are captured
-//	bring             elements in order, and back
-//	memory            where peers write straight
-//	lanes             the lanes between ranks
-//	end               the life of a Call: under way, watched, blamed, ended
-//	sparse            sums of sparse tensors
-//	room, words       room for kernels on a device; words in the other ranks' pages
-//	commands          the commands of a stream, and how many there may be
-//	uses, members     memory that operations have in common; the ranks that take part
+//   - message: a send or a receive becomes a Call in the queue of its lane
+//   - call: a collective becomes a Call, and its commands
+//   - data, tree: the commands of each collective
+//   - inside: kernels of one of several clusters
+//   - group: the ranks connect, and part
+//   - graph: calls that are captured
+//   - bring: elements in order, and back
+//   - memory: where peers write straight
+//   - lanes: the lanes between ranks
+//   - end: the life of a Call: under way, watched, blamed, ended
+//   - sparse: sums of sparse tensors
+//   - room, words: room for kernels on a device; words in the other ranks' pages
+//   - commands: the commands of a stream, and how many there may be
+//   - uses, members: memory that operations have in common; the ranks that take part
 package directway
 
 import (

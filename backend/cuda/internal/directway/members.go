@@ -36,7 +36,7 @@ func (d *Group) Of(place int) int {
 }
 
 // A message of Connect has a fixed length, because ranks of other clusters send at the same time.
-// hearings is the most often that a rank of a cluster hears the others.
+// A rank of a cluster hears the others at most hearings times.
 const (
 	messageLen = 1 << 10
 	hearings   = 6

@@ -3,24 +3,24 @@
 //
 // A file calls only those below it:
 //
-//	engine            a group begins and ends
-//	message           a send or a receive becomes an operation
-//	within            operations on the tensors of a group of one rank
-//	run               the host's part of operations, and their end
-//	meet              what the ranks tell each other
-//	issue             a collective becomes an operation on the streams
-//	feeder, stage     who enqueues it, and what it needs before
-//	onhost            operations on tensors in CPU memory
-//	onetoall, route   broadcasts from host to host
-//	shared, small     all-reduces through memory that the ranks share
-//	made              device memory for an outcome whose length nobody knows before
-//	claim             messages
-//	words             whether kernels see what the host writes
-//	pack              tensors that are not contiguous
-//	staged            all other operations
-//	feed, fifo, room  how many commands a stream gets at a time, in which order
-//	fault             errors, and the end of a group
-//	program, leg      what has commands of its own; what moves, on which streams
+//   - engine: a group begins and ends
+//   - message: a send or a receive becomes an operation
+//   - within: operations on the tensors of a group of one rank
+//   - run: the host's part of operations, and their end
+//   - meet: what the ranks tell each other
+//   - issue: a collective becomes an operation on the streams
+//   - feeder, stage: who enqueues it, and what it needs before
+//   - onhost: operations on tensors in CPU memory
+//   - onetoall, route: broadcasts from host to host
+//   - shared, small: all-reduces through memory that the ranks share
+//   - made: device memory for an outcome whose length nobody knows before
+//   - claim: messages
+//   - words: whether kernels see what the host writes
+//   - pack: tensors that are not contiguous
+//   - staged: all other operations
+//   - feed, fifo, room: how many commands a stream gets at a time, in which order
+//   - fault: errors, and the end of a group
+//   - program, leg: an operation with its own commands; the bytes that move, and their streams
 package group
 
 import (

@@ -276,9 +276,8 @@ func (o *Operation) beforeStream() {
 	}
 }
 
-// Order makes s wait for all that the operation does on devices. It waits for the
-// Work only where there is nothing on a device to wait for, or where the operation makes memory: nobody knows that
-// before.
+// Order makes s wait for all that the operation does on devices. It waits for the Work if nothing is on a device, or
+// if the operation makes memory, whose length is not known before.
 func (o *Operation) Order(s work.Stream) error {
 	switch {
 	case o.Sync != nil:

@@ -34,8 +34,8 @@ const (
 )
 
 // small returns the program of the operation if it is small enough, nil if the streams copy. Ranks that share a device
-// copy, because a kernel that waits keeps those of other processes waiting. So do ranks that share a process, because the
-// driver may hold one of them up, in an allocation for example, until the kernel of another has ended, which waits for it.
+// copy, because a kernel that waits keeps those of other processes waiting. So do ranks that share a process: in an
+// allocation, for example, the driver may hold one of them up until another's kernel has ended, which waits for it.
 func (s *shared) small(o *Operation) Program {
 	b, x, dev := o.B, s.x, o.Legs[0].Src.Dev
 	if s.chunks > 1 || s.bytes() > mostAtOnce || dev != b.OwnDevice() {

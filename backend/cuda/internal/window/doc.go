@@ -17,10 +17,10 @@
 //
 // # What is in a window
 //
-// docs/kernels.md says how kernels use it. A rank's device memory holds, for each other rank, a ring of Options.Depth
-// slots for each of Options.Channels channels. Only that rank pushes data into it, and only the owner takes data out. A
-// slot has room for SlotBytes of data, and KeyBytes for a key. A free slot holds ones only. The first slots of all
-// channels lie side by side, then their second ones. Beside the rings are:
+// docs/kernels.md says how kernels use it. A rank's device memory holds, for each other rank, a ring of
+// Options.Depth slots for each of Options.Channels channels. Only that rank pushes data into it, and only the owner
+// takes data out. A slot has room for SlotBytes of data, and KeyBytes for a key. A free slot holds ones only. The
+// first slots of all channels lie side by side, then their second ones. Beside the rings are:
 //
 //   - credits: for each channel and rank, how many tiles that rank has taken. That rank writes it.
 //   - state: for each channel, the tiles before and after the last call. Behind them, for each rank, how many parts of
@@ -32,9 +32,9 @@
 // ([Window.Lane]). A lane has a ring in the memory of both of its ranks, and credits and state of its own. Messages
 // therefore need no order with collectives and with messages of other lanes.
 //
-// With Options.RingChannels there is a ring ([Window.Ring]): an order of the ranks, in which each one writes to the next
-// one. It has slots, a flag beside each, and counts. With Options.Next there is nothing else, and a rank maps the memory
-// of the next rank alone. Connect first finds out which ranks reach which.
+// With Options.RingChannels there is a ring ([Window.Ring]): an order of the ranks, in which each one writes to the
+// next one. It has slots, a flag beside each, and counts. With Options.Next there is nothing else, and a rank maps
+// the memory of the next rank alone. Connect first finds out which ranks reach which.
 //
 // Page-locked memory of the rank's own process holds the abort word, the report, and the number of the last call that
 // has ended. The host writes the abort word, and kernels poll it. The first kernel that fails writes the report. The

@@ -3,13 +3,13 @@
 //
 // From the bottom up:
 //
-//	connections.go, session.go, fault.go   the ways to the other ranks, and how a group fails
-//	call.go, operation.go                  a call and what is under way for it
-//	progress.go, engine.go, stages.go      an engine carries out one plan, or the stages of one
-//	route*.go                              which plan, or which collective of package shm
-//	queue.go, issue.go                     the order of the calls, and who runs them
-//	group.go, collectives.go, ...          the operations
-//	waitlog.go, close.go, new.go           what a waiting rank says; the end and the beginning
+//   - connections.go, session.go, fault.go: the ways to the other ranks, and how a group fails
+//   - call.go, operation.go: a call and what is under way for it
+//   - progress.go, engine.go, stages.go: an engine carries out one plan, or the stages of one
+//   - route*.go: which plan, or which collective of package shm
+//   - queue.go, issue.go: the order of the calls, and who runs them
+//   - group.go, collectives.go, ...: the operations
+//   - waitlog.go, close.go, new.go: what a waiting rank says; the end and the beginning
 package run
 
 import (

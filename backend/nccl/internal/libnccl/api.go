@@ -1,8 +1,8 @@
 // Package libnccl calls the functions of NCCL's library, which it loads when the program runs.
 //
 // An [API] calls the functions and nothing else. Open has one over libnccl.so.2. Package ncclsim is another one, on
-// simulated devices. Who calls has to keep NCCL's rules of threads: a communicator has the device that is current on the
-// thread of its init, and a group begins and ends on one thread.
+// simulated devices. The caller keeps NCCL's rules of threads: a communicator has the current device of the thread
+// of its init, and a group begins and ends on one thread.
 package libnccl
 
 import (

@@ -18,8 +18,8 @@ const soname = "libnccl.so.2"
 // ErrNoLibrary is matched where no NCCL can be loaded.
 var ErrNoLibrary = errors.New("NCCL's library cannot be loaded")
 
-// Candidates returns where the library is looked for, the best first: at path, or where Variable says; else in the
-// packages of Python, where PyTorch has it, and where the system's loader finds it.
+// Candidates returns places of the library, the best first: path, or the value of Variable. Without both it is
+// PyTorch's in the packages of Python, and then that of the system's loader.
 func Candidates(path string) []string {
 	if path != "" {
 		return []string{path}

@@ -1,10 +1,13 @@
 // Package ncclsim is NCCL on the simulated devices of driver/sim, for tests.
 //
-// Its API has the rules of NCCL that a real one keeps silent about, and tells who breaks them: Violations lists uses of a
-// communicator after its end, calls on a thread whose current device is another one or that the goroutine may leave, and
-// operations that differ from rank to rank. Those match by their order, as NCCL's do. An operation is one kernel of each
-// rank, so the simulator finds memory that nothing orders. A kernel waits until all ranks' have begun, or until its own
-// rank aborts.
+// Violations lists broken rules, which a real NCCL does not report:
+//
+//   - a communicator is used after its end
+//   - a call is made on a thread with another current device, or on one that the goroutine may leave
+//   - operations differ from rank to rank. They match by their order, as NCCL's do
+//
+// An operation is one kernel of each rank, so the simulator finds memory that nothing orders. A kernel waits until all
+// ranks' have begun, or until its own rank aborts.
 package ncclsim
 
 import (

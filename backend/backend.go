@@ -196,8 +196,8 @@ type Options struct {
 	// Its texts do not count them, and an operation that times out lets the other group say why first.
 	Checks bool
 
-	// TLS, if not nil, is how the ranks encrypt what they send each other and prove
-	// who they are. A backend that cannot do so over a connection returns an error.
+	// TLS, if not nil, makes the ranks encrypt their messages and prove who they are. A backend that cannot do so over a
+	// connection returns an error.
 	TLS *tls.Config
 
 	// Specific are the options of the backend's own type, or nil.

@@ -1,5 +1,5 @@
-// Package backend is for authors of backends. It lies between a process group and the engines that do its work: the
-// operations with their options, the operators of reductions, and the registries where a group finds an engine.
+// Package backend is for authors of backends. It has the operations with their options, the operators of
+// reductions, and the registries in which a process group finds the engines that do its work.
 //
 // A program imports package pg instead, which has the operators and the options of calls. It meets these here:
 //

@@ -47,8 +47,8 @@ type InitOptions struct {
 // appears when the pod runs; it may have to pull an image first.
 const podTimeout = 5 * time.Minute
 
-// Init makes the default group as c10d's init_process_group does: it opens the store that a URL names, or env:// if that
-// is empty, finds out rank and size, and calls New. Close closes the store as well.
+// Init makes the default group as c10d's init_process_group does. It opens the store of a URL (empty means env://),
+// finds out rank and size, and calls New. Close closes the store as well.
 //
 //   - env:// is for what a launcher says: torchrun, c10d run, Slurm, mpirun, Kubernetes, Kubeflow
 //   - tcp://host:port is for a TCP store that rank 0 hosts there

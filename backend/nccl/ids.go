@@ -12,8 +12,8 @@ import (
 // ranksPerRoot is how many ranks meet at one root, as PyTorch has it without TORCH_NCCL_RANKS_PER_ROOT.
 const ranksPerRoot = 128
 
-// roots returns the ranks that have an id for the others of a communicator: the first of each run of ranks, the first
-// runs one longer than the last ones.
+// roots returns the ranks that have an id for the others of a communicator: the first of each run of ranks. The first
+// runs may have a rank more than the last ones.
 func roots(size int) []int {
 	n := (size + ranksPerRoot - 1) / ranksPerRoot
 	all := make([]int, n)
@@ -95,8 +95,8 @@ func parseID(key string, v []byte) (id libnccl.UniqueID, err error) {
 	return id, nil
 }
 
-// color returns the color by which PyTorch's new_group splits the default group's communicator for these ranks: what
-// CPython says is the hash of the tuple, without its sign, modulo 2^31.
+// color returns the color by which PyTorch's new_group splits the default group's communicator for these ranks. It is
+// CPython's hash of the tuple, without its sign, modulo 2^31.
 func color(ranks []int) int {
 	const p1, p2, p5 uint64 = 11400714785074694791, 14029467366897019727, 2870177450012600261
 	h := p5

@@ -23,8 +23,8 @@ var bigCertificate = sync.OnceValues(func() (*tls.Certificate, error) {
 	return &tls.Certificate{Certificate: [][]byte{der, make([]byte, 250_000)}, PrivateKey: key}, err
 })
 
-// BigCertificate begins a TLS handshake on c, with a client's certificate of 250 KB of which it sends the
-// first bytes: most is how many of all bytes it sends.
+// BigCertificate begins a TLS handshake on c with a client's certificate of 250 KB, and stops when it has sent most
+// bytes.
 func BigCertificate(c net.Conn, most int) error {
 	return tls.Client(&cut{Conn: c, left: most}, &tls.Config{
 		InsecureSkipVerify: true, CurvePreferences: []tls.CurveID{tls.X25519},

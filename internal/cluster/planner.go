@@ -199,8 +199,8 @@ func (b *planner) finish() {
 	}
 }
 
-// leaders returns a rank of each cluster that speaks for it: the root of its cluster, and the first
-// one that carries traffic of the others.
+// leaders returns a rank for each cluster: the root in its own cluster, and in the others the first rank that carries
+// traffic.
 func (b *planner) leaders() []int {
 	ranks := make([]int, len(b.l.members))
 	for c := range ranks {

@@ -558,10 +558,9 @@ func mpi(name, rank, size, localRank, localSize string) launcher {
 	return l
 }
 
-// mpiJob returns the name that an mpirun gives its job, or "". It reads variables that the
-// launcher itself sets for every rank: those of a batch system may be missing on hosts
-// other than mpirun's own, and are the same for all jobs in one allocation. Hydra and mpispawn
-// set none: their jobs are told apart by the launcher's processes.
+// mpiJob returns the name that an mpirun gives its job, or "". It reads variables that the launcher sets for every
+// rank. Those of a batch system may be missing on other hosts than mpirun's, and all jobs in one allocation have the
+// same. Hydra and mpispawn set none: their jobs are told apart by the launcher's processes.
 func (r *reading) mpiJob(e Env) string {
 	if r.launcher.name == "Horovod" {
 		host, port := r.getenv("HOROVOD_GLOO_RENDEZVOUS_ADDR"), r.getenv("HOROVOD_GLOO_RENDEZVOUS_PORT")

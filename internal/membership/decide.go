@@ -123,7 +123,7 @@ func Gone(ctx context.Context, st store.Store, v View, id ID) error {
 	return err
 }
 
-// Forget deletes what the decisions after base, up to that of v, have left in the store, but for the views. left are all that
+// Forget deletes the keys of the decisions after base, up to that of v, but for the views. left has all members that
 // were left out. Call it when all members of v have come.
 func Forget(ctx context.Context, st store.Store, base, v View, left []Absent, self ID) error {
 	var keys []string

@@ -364,8 +364,8 @@ func (m *Member) voted() (places []int) {
 	return places
 }
 
-// Lead returns the key with which a leader shows that it is alive, and what it may hold by now. A leader that gives up
-// empties it. It returns no values if this member does not lead.
+// Lead returns the key by which a leader shows that it is alive, and the values that it may have now. A leader that
+// gives up empties it. It returns no values if this member does not lead.
 func (m *Member) Lead() (key string, values []string) {
 	switch m.step {
 	case elected:

@@ -14,8 +14,8 @@ import (
 	"github.com/c10d-go/c10d/internal/openfiles"
 )
 
-// Server passes a file to other processes of the user: also where they cannot open it through /proc, because they are in
-// another PID namespace, or may not see this process. They have to be in its network namespace.
+// Server passes a file to other processes of the user, which have to be in its network namespace. They may be in
+// another PID namespace, where they could not open the file through /proc.
 type Server struct {
 	listener *net.UnixListener
 	serving  sync.WaitGroup

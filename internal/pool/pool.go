@@ -66,8 +66,8 @@ func NewScratch(d driver.Driver, keep int) *Pool[driver.Memory] {
 	})
 }
 
-// Bytes returns the length of memory for n bytes, so that operations of nearly one length share memory: a power of two,
-// and from roughly on one of eight lengths between two such powers.
+// Bytes returns the length of memory for n bytes, so that operations of nearly one length share memory. It is a
+// power of two, or above roughly one of eight lengths between two powers.
 func Bytes(n int) int {
 	step := 1 << bits.Len(uint(max(n, smallestPooled)-1))
 	if n > roughly {

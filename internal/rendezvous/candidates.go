@@ -14,7 +14,7 @@ import (
 // maxCandidates bounds the connections that claim to be one peer.
 const maxCandidates = 16
 
-// candidates has the connections that may be those of a peer which cannot prove who it is. Such a peer says nothing
+// candidates has the connections that may be those of a peer without a proof. Such a peer says nothing
 // when it connects, or its rank without a secret number. Several connections may claim to be the peer. The first one
 // that sends a valid message is the peer, and the others are closed. Until then every candidate gets what the mesh
 // writes. That contains no payload, because a payload is sent only after the peer has asked for it.

@@ -859,8 +859,8 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 	return e, f
 }
 
-// judge finds out which of the ranks that this one lacks do not run, if time has run out, here or on another rank that says
-// so. The others are alive, and their links are broken, or slow, if this rank has tried to connect with them.
+// judge finds out which of the missing ranks do not run, once time has run out here or on another rank. The other
+// missing ranks are alive, and their links are broken, or slow, if this rank has tried to connect with them.
 func (m *meeting) judge(ctx context.Context, e *Error, f *transport.Fault, lacks, tried []int) {
 	var told interface{ Culprit() int }
 	late := errors.Is(context.Cause(ctx), context.DeadlineExceeded) && errors.As(context.Cause(ctx), &told)

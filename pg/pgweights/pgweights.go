@@ -1,6 +1,6 @@
 // Package pgweights sends a model's parameters from one rank of a process group to all others, by broadcasts. Tensors may
-// be on devices: in a group of backend nccl or cuda the parameters go from the publisher's device memory into that of the
-// other ranks, and no host touches them.
+// be on devices. In a group of backend nccl or cuda the parameters go from device memory to device memory, without the
+// hosts.
 //
 //	err := pgweights.Publish(ctx, g, version, params) // on the publisher's rank
 //

@@ -183,8 +183,9 @@ func (t *clients) leave(c *session, refused bool) error {
 // 0.3 ms.
 const atOnce = 64
 
-// makeRoom closes a connection, and reports whether it could. If the listener refuses most, it closes some more of
-// the same standing, each the oldest of the address that has most, but for the last one of an address. t.mu is held.
+// makeRoom closes a connection, and reports whether it could. If the listener refuses most clients, it closes more
+// connections of the same standing: each time the oldest of the address with most connections, but never the last
+// one of an address. t.mu is held.
 func (t *clients) makeRoom() bool {
 	t.seconds.raise(t)
 	c := t.first(func(c *session) bool { return c.peer.standing.Load() < claimed })

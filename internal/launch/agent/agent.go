@@ -862,8 +862,8 @@ func (a *agent) stateOf(r *rank) Failure {
 	return f
 }
 
-// openLogs makes the logs of this node's ranks. Before that it removes what an earlier run has left in the log directory:
-// files of these ranks, and of ranks that this job does not have.
+// openLogs makes the logs of this node's ranks. Before that it removes an earlier run's files from the log
+// directory, also those of ranks that this job does not have.
 func (a *agent) openLogs() error {
 	if a.LogDir == "" {
 		return nil

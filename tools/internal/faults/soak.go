@@ -100,8 +100,8 @@ func (x *Outcome) thirds() (first, last Use, ok bool) {
 	return usual(uses[:n]), usual(uses[len(uses)-n:]), true
 }
 
-// keysLeft is how many keys an epoch may leave in the store: its view, for members that come late, and those of groups that a
-// death has kept from being made.
+// keysLeft is the number of keys that an epoch may leave in the store: its view, for members that come late, and
+// keys of groups whose making a death has ended.
 const keysLeft = 4
 
 // Growth returns what rank 0 uses more of in the end than in the beginning. A tenth of the memory, and 2 MiB, may be chance.

@@ -76,8 +76,8 @@ func (b *Batch) plan() {
 	b.sinks()
 }
 
-// wait finds what an operation has to wait for. That is the last operation of each lane that it
-// conflicts with, if it does not come after that one already.
+// wait finds the operations that an operation has to wait for: in each lane the last one that conflicts with it,
+// unless it comes after that already.
 func (b *Batch) wait(i int) {
 	t, o := b.t, &b.ops[i]
 	l := o.lane

@@ -19,8 +19,8 @@ const (
 	// mostCommands is how many commands of one operation a stream gets at a time.
 	mostCommands = 256
 
-	// spareCommands is what an operation gives a stream besides what it does for each
-	// piece: waits for callers' streams and for earlier operations, and its end.
+	// spareCommands is the number of an operation's commands on a stream besides those of its pieces: waits for callers'
+	// streams and for earlier operations, and its end.
 	spareCommands = 16
 
 	// spreadCommands is the most that it gives a stream for the copies of a broadcast

@@ -8,7 +8,7 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// Waiting says from the other ranks' answers for whom a call of rank self waits, and what is known of each of them.
+// Waiting returns the ranks for which a call of rank self waits, and what the answers of the other ranks tell of each.
 func Waiting(c Call, self int, checks bool, health []transport.Health) (text string, ranks []int, each []string) {
 	var foreign []int
 	add := func(rank int, format string, args ...any) {

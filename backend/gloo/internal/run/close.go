@@ -21,8 +21,8 @@ var closeWithin = 500 * time.Millisecond // a variable for tests
 // have not ended fail with work.ErrClosed.
 //
 // On the native wires Close and Shutdown return how the ranks' collectives differ, if they do and no
-// operation has returned it. For that, a rank waits up to 300 ms for ranks that have not called its last
-// collective, if that did not need all ranks. A rank that calls it later gets the error alone.
+// operation has returned it. If a rank's last collective did not need all ranks, it waits up to
+// 300 ms for those that have not called it. A rank that calls it later gets the error alone.
 //
 // If no collective is open, Close says goodbye: the other ranks can finish what does not need this
 // one. If a collective is open, the group ends on all ranks, and this rank is to blame.

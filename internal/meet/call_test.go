@@ -194,40 +194,38 @@ func TestWorldsDiffer(t *testing.T) {
 func TestTwoRunsAtOnce(t *testing.T) {
 	const size = 3
 	for range 20 {
-		st := store.NewHash()
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		var mu sync.Mutex
-		runs := make(map[string]map[int]int)
-		var all sync.WaitGroup
-		for i := range 2 * size {
-			all.Go(func() {
-				run, err := New(Config{Store: st, Name: "0", Rank: i % size, Size: size}).Meet(ctx)
-				mu.Lock()
-				defer mu.Unlock()
-				if err != nil {
-					if !errors.Is(err, ErrTwice) && !errors.Is(err, context.Canceled) {
-						t.Error(err)
-					}
-					return
-				}
-				if runs[run.ID] == nil {
-					runs[run.ID] = make(map[int]int)
-				}
-				if runs[run.ID][i%size]++; runs[run.ID][i%size] > 1 {
-					t.Errorf("rank %d is in run %s twice", i%size, run.ID)
-				}
-			})
-		}
-		settled := make(chan struct{})
-		go func() { all.Wait(); close(settled) }()
-		select {
-		case <-settled:
-		case <-time.After(2 * time.Second): // a run whose rank 0 was told to end misses it
-		}
-		cancel()
-		<-settled
-		st.Close()
+		synctest.Test(t, func(t *testing.T) { twoRunsAtOnce(t, size) })
 	}
+}
+
+func twoRunsAtOnce(t *testing.T, size int) {
+	st := store.NewHash()
+	defer st.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // a run whose rank 0 was told to end misses it
+	defer cancel()
+	var mu sync.Mutex
+	runs := make(map[string]map[int]int)
+	var all sync.WaitGroup
+	for i := range 2 * size {
+		all.Go(func() {
+			run, err := New(Config{Store: st, Name: "0", Rank: i % size, Size: size}).Meet(ctx)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				if !errors.Is(err, ErrTwice) && !errors.Is(err, context.DeadlineExceeded) {
+					t.Error(err)
+				}
+				return
+			}
+			if runs[run.ID] == nil {
+				runs[run.ID] = make(map[int]int)
+			}
+			if runs[run.ID][i%size]++; runs[run.ID][i%size] > 1 {
+				t.Errorf("rank %d is in run %s twice", i%size, run.ID)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // TestJobsAtOnce: jobs with names share a store.
@@ -253,41 +251,43 @@ func TestJobsAtOnce(t *testing.T) {
 }
 
 func TestMissing(t *testing.T) {
-	st := store.NewHash()
-	defer st.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	zero := start(ctx, Config{Store: st, Name: "0", Rank: 0, Size: 4})
-	three := start(t.Context(), Config{Store: st, Name: "0", Rank: 3, Size: 4}) // learns from rank 0
-	for _, c := range []<-chan outcome{zero, three} {
-		var e *Error
-		err := (<-c).err
-		require.ErrorAs(t, err, &e)
-		require.Equal(t, []int{1, 2}, e.Missing)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.True(t, e.Timeout())
-		require.ErrorContains(t, err, "rank 1 has not called Init within")
-	}
-	// Without a rank 0 nobody can tell more.
-	ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	other := store.Prefix("other", st)
-	require.NoError(t, other.Set(ctx, lastKey, encode(record{Nonce: "x", Job: "B", PID: 7, Host: "h"})))
-	_, err := New(Config{Store: other, Name: "0", Rank: 2, Size: 3, Job: "A"}).Meet(ctx)
-	require.ErrorContains(t, err, "rank 0 has not called Init")
-	require.ErrorContains(t, err, `the last rank 0 in this store, pid 7 on host h, is of job "B"; this rank is of job "A"`)
-	e := must.As[*Error](t, err)
-	require.Equal(t, []int{0, 1}, e.Missing)
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		defer st.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		zero := start(ctx, Config{Store: st, Name: "0", Rank: 0, Size: 4})
+		three := start(t.Context(), Config{Store: st, Name: "0", Rank: 3, Size: 4}) // learns from rank 0
+		for _, c := range []<-chan outcome{zero, three} {
+			var e *Error
+			err := (<-c).err
+			require.ErrorAs(t, err, &e)
+			require.Equal(t, []int{1, 2}, e.Missing)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.True(t, e.Timeout())
+			require.ErrorContains(t, err, "rank 1 has not called Init within")
+		}
+		// Without a rank 0 nobody can tell more.
+		ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		other := store.Prefix("other", st)
+		require.NoError(t, other.Set(ctx, lastKey, encode(record{Nonce: "x", Job: "B", PID: 7, Host: "h"})))
+		_, err := New(Config{Store: other, Name: "0", Rank: 2, Size: 3, Job: "A"}).Meet(ctx)
+		require.ErrorContains(t, err, "rank 0 has not called Init")
+		require.ErrorContains(t, err, `the last rank 0 in this store, pid 7 on host h, is of job "B"; this rank is of job "A"`)
+		e := must.As[*Error](t, err)
+		require.Equal(t, []int{0, 1}, e.Missing)
 
-	// A run of two ranks has begun without rank 2 of three.
-	third := store.Prefix("third", st)
-	for _, o := range meet(t, third, 2) {
-		require.NoError(t, o.err)
-	}
-	ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	_, err = New(Config{Store: third, Name: "0", Rank: 2, Size: 3}).Meet(ctx)
-	require.Regexp(t, `the last rank 0 in this store, pid \d+ on host .+, was started with a world of 2 ranks; this rank with one of 3`, err.Error())
+		// A run of two ranks has begun without rank 2 of three.
+		third := store.Prefix("third", st)
+		for _, o := range meet(t, third, 2) {
+			require.NoError(t, o.err)
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		_, err = New(Config{Store: third, Name: "0", Rank: 2, Size: 3}).Meet(ctx)
+		require.Regexp(t, `the last rank 0 in this store, pid \d+ on host .+, was started with a world of 2 ranks; this rank with one of 3`, err.Error())
+	})
 }
 
 func TestCancelled(t *testing.T) {
@@ -335,7 +335,7 @@ func TestCancelledEarly(t *testing.T) {
 // TestAbsentRankComesFirst: after a run that failed, the rank that was not there begins the next one.
 func TestAbsentRankComesFirst(t *testing.T) {
 	for name, came := range map[string][]int{"rank 2": {0, 1, 1}, "rank 0": {2, 1, 1}} {
-		t.Run(name, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
 			st := store.NewHash()
 			defer st.Close()
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -346,18 +346,18 @@ func TestAbsentRankComesFirst(t *testing.T) {
 				here(t, st, r)
 			}
 			for _, c := range failed {
-				require.ErrorIs(t, (<-c).err, ErrTwice)
+				require.ErrorIs(t, (<-c).err, ErrTwice, name)
 			}
 			absent := 2 - came[0]
 			next := []<-chan outcome{start(ctx, Config{Store: st, Name: "0", Rank: absent, Size: 3})}
-			time.Sleep(300 * time.Millisecond) // it looks at what is there
+			synctest.Wait() // it looks at what is there
 			for r := range 3 {
 				if r != absent {
 					next = append(next, start(ctx, Config{Store: st, Name: "0", Rank: r, Size: 3}))
 				}
 			}
 			for _, c := range next {
-				require.NoError(t, (<-c).err)
+				require.NoError(t, (<-c).err, name)
 			}
 		})
 	}
@@ -366,21 +366,23 @@ func TestAbsentRankComesFirst(t *testing.T) {
 // TestLateRankSaysWhy: a rank that comes when all others have failed waits for the next run, and says at its timeout why
 // there was none.
 func TestLateRankSaysWhy(t *testing.T) {
-	st := store.NewHash()
-	defer st.Close()
-	var failed []<-chan outcome
-	for _, r := range []int{0, 1, 1} {
-		failed = append(failed, start(t.Context(), Config{Store: st, Name: "0", Rank: r, Size: 3}))
-		here(t, st, r)
-	}
-	for _, c := range failed {
-		require.ErrorIs(t, (<-c).err, ErrTwice)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	err := (<-start(ctx, Config{Store: st, Name: "0", Rank: 2, Size: 3})).err
-	require.ErrorContains(t, err, "the last meeting in this store failed: rank 1 was started twice")
-	require.NotErrorIs(t, err, ErrTwice)
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		defer st.Close()
+		var failed []<-chan outcome
+		for _, r := range []int{0, 1, 1} {
+			failed = append(failed, start(t.Context(), Config{Store: st, Name: "0", Rank: r, Size: 3}))
+			here(t, st, r)
+		}
+		for _, c := range failed {
+			require.ErrorIs(t, (<-c).err, ErrTwice)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := (<-start(ctx, Config{Store: st, Name: "0", Rank: 2, Size: 3})).err
+		require.ErrorContains(t, err, "the last meeting in this store failed: rank 1 was started twice")
+		require.NotErrorIs(t, err, ErrTwice)
+	})
 }
 
 // foreign are the keys of two generations, whose stores are views of st.

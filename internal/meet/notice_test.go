@@ -138,38 +138,42 @@ func TestNoticeClose(t *testing.T) {
 
 // Rank 3 has stopped and rank 4 never came. Rank 0 waits for 1, which runs and waits for 3.
 func TestSilent(t *testing.T) {
-	st := store.NewHash()
-	defer st.Close()
-	five := []int{0, 1, 2, 3, 4}
-	var ranks []rank
-	for r, lacks := range [][]int{{1}, {3}, {4}} {
-		n := join(t, st, five, r)
-		n.Lacks(func() []int { return lacks })
-		ranks = append(ranks, n)
-	}
-	var wg sync.WaitGroup
-	for r, lacks := range [][]int{{1}, {3}} { // at once
-		wg.Go(func() {
-			if got := ranks[r].Silent(lacks); fmt.Sprint(got) != "[3 4]" {
-				t.Errorf("rank %d: %v", r, got)
-			}
-		})
-	}
-	wg.Wait()
-	// All learn what the one that asked concludes.
-	ranks[0].Post(meet.Fault{Rank: 3, Text: "rank 3 does not answer", Late: true})
-	require.Equal(t, 3, ranks[2].told(t).Rank)
-	require.Equal(t, []int{3}, ranks[1].Silent([]int{0}), "what was told counts")
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		defer st.Close()
+		five := []int{0, 1, 2, 3, 4}
+		var ranks []rank
+		for r, lacks := range [][]int{{1}, {3}, {4}} {
+			n := join(t, st, five, r)
+			n.Lacks(func() []int { return lacks })
+			ranks = append(ranks, n)
+		}
+		var wg sync.WaitGroup
+		for r, lacks := range [][]int{{1}, {3}} { // at once
+			wg.Go(func() {
+				if got := ranks[r].Silent(lacks); fmt.Sprint(got) != "[3 4]" {
+					t.Errorf("rank %d: %v", r, got)
+				}
+			})
+		}
+		wg.Wait()
+		// All learn what the one that asked concludes.
+		ranks[0].Post(meet.Fault{Rank: 3, Text: "rank 3 does not answer", Late: true})
+		require.Equal(t, 3, ranks[2].told(t).Rank)
+		require.Equal(t, []int{3}, ranks[1].Silent([]int{0}), "what was told counts")
+	})
 }
 
 // All ranks run: the link between two is at fault, and no rank.
 func TestSilentAllRun(t *testing.T) {
-	st := store.NewHash()
-	defer st.Close()
-	a := join(t, st, three, 0)
-	join(t, st, three, 1)
-	join(t, st, three, 2)
-	require.Empty(t, a.Silent([]int{2}))
+	synctest.Test(t, func(t *testing.T) {
+		st := store.NewHash()
+		defer st.Close()
+		a := join(t, st, three, 0)
+		join(t, st, three, 1)
+		join(t, st, three, 2)
+		require.Empty(t, a.Silent([]int{2}))
+	})
 }
 
 // slow is a store in which a rank's answers take their time.

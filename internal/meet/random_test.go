@@ -1,6 +1,7 @@
 package meet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -15,12 +16,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/store"
 )
 
 var (
 	randomSeed = flag.Uint64("random.seed", 0, "`seed` of TestRandomMeetings; 0 means a new one")
-	randomRuns = flag.Int("random.runs", 500, "`n` meetings of TestRandomMeetings")
+	randomRuns = flag.Int("random.runs", 0, "`n` meetings of TestRandomMeetings; 0 means as many as fit the tests' size")
 )
 
 var errCrashed = errors.New("the process has crashed")
@@ -202,7 +204,7 @@ func TestRandomMeetings(t *testing.T) {
 	}
 	t.Logf("-random.seed %d", from)
 	ends := make(map[string]int)
-	for i := range *randomRuns {
+	for i := range cmp.Or(*randomRuns, testsize.Of(100, 150, 2000)) {
 		synctest.Test(t, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(from, uint64(i)))
 			st := store.NewHash()

@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,12 +14,14 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/c10d-go/c10d/internal/testsize"
 )
 
 var (
 	modelSeed = flag.Uint64("model.seed", 0, "`seed` of TestRandomSchedules; 0 means a new one")
 	modelDeep = flag.Bool("model.deep", false, "try more small groups in TestEveryOrder: a million states, 7 minutes on a busy CPU")
-	modelRuns = flag.Int("model.runs", 10_000, "`n` schedules of TestRandomSchedules")
+	modelRuns = flag.Int("model.runs", 0, "`n` schedules of TestRandomSchedules; 0 means as many as fit the tests' size")
 )
 
 // A world is a store and the processes that use it. A step is one access to one key by one process, the end of a
@@ -583,19 +586,18 @@ func TestEveryOrder(t *testing.T) {
 
 // TestTheModelFindsFlaws: what the checks find is there to be found.
 func TestTheModelFindsFlaws(t *testing.T) {
-	for flaw, want := range map[flaw]string{noCompareSet: "two views", noSettle: "voted in time, and is evicted", noTakeover: "hangs", noLinks: "never ends", goneForGood: "no member is left"} {
-		found := ""
-		for _, s := range smallWorlds {
-			if s.deep {
-				continue
-			}
-			w := s.world()
-			w.flaw = flaw
-			if _, found = explore(w); found != "" {
-				break
-			}
-		}
-		require.Contains(t, found, want, "flaw %d", flaw)
+	for flaw, c := range map[flaw]struct{ in, want string }{
+		noCompareSet: {"2 members, 1 death with a will", "two views"},
+		noSettle:     {"2 members that suspect each other", "voted in time, and is evicted"},
+		noTakeover:   {"2 members, 1 death", "hangs"},
+		noLinks:      {"3 members, a broken link", "never ends"},
+		goneForGood:  {"1 member that gives up, 1 joiner", "no member is left"},
+	} {
+		s := smallWorlds[slices.IndexFunc(smallWorlds, func(s smallWorld) bool { return s.name == c.in })]
+		w := s.world()
+		w.flaw = flaw
+		_, found := explore(w)
+		require.Contains(t, found, c.want, "flaw %d", flaw)
 	}
 }
 
@@ -608,7 +610,7 @@ func TestRandomSchedules(t *testing.T) {
 	}
 	t.Logf("-model.seed %d", from)
 	ends := make(map[string]int)
-	for i := range *modelRuns {
+	for i := range cmp.Or(*modelRuns, testsize.Of(1000, 2000, 30_000)) {
 		r := rand.New(rand.NewPCG(from, uint64(i)))
 		w := randomWorld(r)
 		stopped := make(map[int]int) // until which step

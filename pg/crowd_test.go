@@ -79,6 +79,7 @@ func crowdRank(url string) (err error) {
 // TestCrowd has many processes gather and close their group at once, with fewer CPUs than ranks. A
 // rank that leaves early must not make the others fail.
 func TestCrowd(t *testing.T) {
+	t.Parallel()
 	exe := must.Get(os.Executable())
 	for i := range *crowdTries {
 		for _, wire := range []string{"native", "tcp", "gloo"} {

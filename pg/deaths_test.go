@@ -164,19 +164,38 @@ func TestDeathsWhileMeeting(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("-deaths.seed %d", seed)
+	if !testsize.Long() { // that measures
+		t.Parallel()
+	}
 	r := rand.New(rand.NewPCG(seed, 1))
 	var noticed, late []time.Duration
 	inMeeting := 0
+	var mu sync.Mutex
 	n := testsize.Of(6, 6, 300)
+	t.Cleanup(func() {
+		t.Logf("%d deaths, %d of them before a group was made", n, inMeeting)
+		for what, took := range map[string][]time.Duration{"that the store notices": noticed, fmt.Sprintf("that show at the timeout of %v", stopLimit): late} {
+			if slices.Sort(took); len(took) > 0 {
+				at := func(percent int) time.Duration { return took[(len(took)-1)*percent/100].Round(time.Millisecond) }
+				t.Logf("%d deaths %s: the last survivor named the rank after %v in the median, %v in 95 %%, %v in 99 %%, %v at most",
+					len(took), what, at(50), at(95), at(99), at(100))
+			}
+		}
+	})
 	for i := range n {
 		d := randomDeath(r)
 		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			if !testsize.Long() {
+				t.Parallel()
+			}
 			t.Log(d)
 			url := "tcp://" + freeport.Loopback(t)
 			if d.redis {
 				url = "redis://" + startRedis(t) + "/0?prefix=deaths"
 			}
 			took, made := d.run(t, url)
+			mu.Lock()
+			defer mu.Unlock()
 			if d.unseen() {
 				late = append(late, took)
 			} else {
@@ -186,14 +205,6 @@ func TestDeathsWhileMeeting(t *testing.T) {
 				inMeeting++
 			}
 		})
-	}
-	t.Logf("%d deaths, %d of them before a group was made", n, inMeeting)
-	for what, took := range map[string][]time.Duration{"that the store notices": noticed, fmt.Sprintf("that show at the timeout of %v", stopLimit): late} {
-		if slices.Sort(took); len(took) > 0 {
-			at := func(percent int) time.Duration { return took[(len(took)-1)*percent/100].Round(time.Millisecond) }
-			t.Logf("%d deaths %s: the last survivor named the rank after %v in the median, %v in 95 %%, %v in 99 %%, %v at most",
-				len(took), what, at(50), at(95), at(99), at(100))
-		}
 	}
 }
 

@@ -265,9 +265,11 @@ func (j *elasticJob) stop() {
 
 // TestARankIsKilled kills processes one after the other. The rest adds up again, until one is left.
 func TestARankIsKilled(t *testing.T) {
+	t.Parallel()
 	for _, wire := range []string{"native", "tcp", "gloo"} {
 		for _, elastic := range []string{"0", "1"} {
 			t.Run(fmt.Sprintf("wire %s, elastic %s", wire, elastic), func(t *testing.T) {
+				t.Parallel()
 				j := newElasticJob(t, "", *elasticRanks, "C10D_WIRE="+wire, "ELASTIC="+elastic)
 				j.all(0)
 				j.kill(1, 1)
@@ -281,6 +283,7 @@ func TestARankIsKilled(t *testing.T) {
 
 // TestAProcessReturns: a process is killed, and another one joins while the rest works.
 func TestAProcessReturns(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"tcp", "redis"} {
 		t.Run(name, func(t *testing.T) {
 			url := ""
@@ -303,6 +306,7 @@ func TestAProcessReturns(t *testing.T) {
 
 // TestTwoRanksAreKilled at the same moment. With Options.Elastic the store knows both.
 func TestTwoRanksAreKilled(t *testing.T) {
+	t.Parallel()
 	j := newElasticJob(t, "", 5, "ELASTIC=1")
 	j.all(0)
 	died := time.Now()

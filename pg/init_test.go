@@ -144,6 +144,7 @@ func TestInitTimeout(t *testing.T) {
 }
 
 func TestInitURLs(t *testing.T) {
+	t.Parallel()
 	addr := freeport.Loopback(t)
 	host, port, _ := net.SplitHostPort(addr)
 	master := "MASTER_ADDR=" + host + " MASTER_PORT=" + port
@@ -354,7 +355,7 @@ func startRedisAt(t *testing.T, addr string, args ...string) (kill func()) {
 		t.Skip("redis-server is not installed: ", err)
 	}
 	_, port, _ := net.SplitHostPort(addr)
-	cmd := exec.Command(server, append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir()}, args...)...)
+	cmd := exec.Command(server, append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir(), "--repl-diskless-sync-delay", "0"}, args...)...)
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &log, &log
 	require.NoError(t, cmd.Start())
@@ -390,6 +391,7 @@ func TestInitRedis(t *testing.T) {
 // TestInitTLS has TLS of Init, or of the environment, cover what the ranks send each
 // other as well as the store.
 func TestInitTLS(t *testing.T) {
+	t.Parallel()
 	cert, key, ca := testcerts.Files(t)
 	env := fmt.Sprintf("C10D_TLS_CERT=%s C10D_TLS_KEY=%s C10D_TLS_CA=%s", cert, key, ca)
 	secret := filepath.Join(t.TempDir(), "tls-secret")
@@ -447,6 +449,7 @@ func TestInitTLS(t *testing.T) {
 // TestARankWithoutTLS has one rank of a job with TLS speak clear text. It is refused at once. The others
 // wait for it, and name it when their time is over.
 func TestARankWithoutTLS(t *testing.T) {
+	t.Parallel()
 	secret := filepath.Join(t.TempDir(), "tls-secret")
 	require.NoError(t, credentials.WriteSecret(secret))
 	// start starts ranks of a world, of which some have TLS.
@@ -558,6 +561,7 @@ func TestInitStrangers(t *testing.T) {
 
 // TestInitRankZeroTwice: both processes of a rank 0 that hosts the store learn it, whoever else has come.
 func TestInitRankZeroTwice(t *testing.T) {
+	t.Parallel()
 	for name, ranks := range map[string][]int{"alone": {0, 0}, "with rank 1": {0, 1, 0}} {
 		t.Run(name, func(t *testing.T) {
 			addr := freeport.Loopback(t)
@@ -589,6 +593,7 @@ func TestInitRankZeroTwice(t *testing.T) {
 
 // TestInitRankZeroOfAnotherJob: a group that exists is not ended by a rank 0 that finds its port taken.
 func TestInitRankZeroOfAnotherJob(t *testing.T) {
+	t.Parallel()
 	addr := freeport.Loopback(t)
 	o := InitOptions{Options: Options{Timeout: patience}, Size: 2}
 	groups := make([]*ProcessGroup, 2)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/store/tcp"
@@ -63,12 +64,14 @@ func sum(ctx context.Context, g *pg.ProcessGroup, job int) (err error) {
 }
 
 // TestTwoMpiruns starts pairs of jobs at the same time on this host, as two users
-// would. -count=7 makes twenty pairs and more of each launcher.
+// would. Pairs that take each other's keys did so nearly every time.
 func TestTwoMpiruns(t *testing.T) {
+	t.Parallel()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	for name, programs := range map[string][]string{"Open MPI": {"mpirun.openmpi", "mpirun"}, "MPICH": {"mpiexec.hydra"}} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			mpirun, err := exec.LookPath(programs[0])
 			if err != nil {
 				mpirun, err = exec.LookPath(programs[len(programs)-1])
@@ -90,6 +93,7 @@ func TestTwoMpiruns(t *testing.T) {
 		})
 	}
 	t.Run("hydra's process", func(t *testing.T) {
+		t.Parallel()
 		if runtime.GOOS != "linux" {
 			t.Skip("the launcher's processes are found on Linux only")
 		}
@@ -119,10 +123,10 @@ func TestHydraProxy(t *testing.T) {
 	require.NoError(t, ranks.Wait())
 }
 
-// twoJobs runs a command that starts a job of two ranks, three times two at once.
+// twoJobs runs a command that starts a job of two ranks, two at once.
 func twoJobs(t *testing.T, command string, args ...string) {
 	t.Helper()
-	for pair := range 3 {
+	for pair := range testsize.Of(1, 1, 7) {
 		var all errgroup.Group
 		for job := range 2 {
 			all.Go(func() error {

@@ -56,12 +56,14 @@ func everyStore(t *testing.T, f func(t *testing.T, handle func() store.Store)) {
 // TestClosedGroupsTakeTheirKeys: what groups write to meet is gone when they are closed. Of a run
 // stays what does not grow with the number of runs.
 func TestClosedGroupsTakeTheirKeys(t *testing.T) {
+	t.Parallel()
 	for name, o := range map[string]pg.Options{
 		"plain":              {},
 		"DETAIL and barrier": {Detail: true, InitBarrier: true},
 		"PyTorch 1's names":  {},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			everyStore(t, func(t *testing.T, handle func() store.Store) {
 				const size = 3
 				var handles [size]store.Store

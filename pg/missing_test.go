@@ -24,6 +24,7 @@ import (
 // TestForgottenRankIsNamed: of 3 ranks one is never started. All others name it, in the log
 // while they wait, and in their errors.
 func TestForgottenRankIsNamed(t *testing.T) {
+	t.Parallel()
 	const noTrace = `msg="c10d: waiting for rank 1 to call Init" group=0 rank=RANK missing="rank 1 has not called Init`
 	for _, tc := range []struct {
 		name    string
@@ -198,6 +199,7 @@ func TestManyRanksAreAway(t *testing.T) {
 
 // TestRank0DoesNotAnswer: rank 0 has come and has not answered. That is what the line says.
 func TestRank0DoesNotAnswer(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithCancel(waiting.WithFirst(t.Context(), 20*time.Millisecond))
 	defer cancel()
 	st := store.NewHash()

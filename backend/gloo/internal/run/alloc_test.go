@@ -16,6 +16,7 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/backend/gloo/internal/run"
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -46,6 +47,7 @@ func TestAlloc(t *testing.T) {
 	ctx := context.Background()
 	const p, n = 3, 300_001 // floats
 	onEveryWire(t, func(t *testing.T, wire gloo.Wire) {
+		t.Parallel()
 		bs := connected(t, run.GroupTimeout, same(wire, p)...)
 		onAll(t, bs, func(r int, b *gloo.Backend) {
 			from, err := b.Alloc(ctx, tensor.Float32, 20*n)
@@ -56,7 +58,7 @@ func TestAlloc(t *testing.T) {
 			other, err := b.Alloc(ctx, tensor.Float64, r, 3) // one of them empty
 			assert.NoError(t, err)
 			assert.Equal(t, []int{r, 3}, other.Shape())
-			for round := range 2 {
+			for round := range testsize.Of(1, 1, 4) {
 				all := &pool{rng: rand.New(rand.NewPCG(seed, uint64(10*round+r))), from: from}
 				allocatedMoves(ctx, t, b, p, n, all)
 			}

@@ -124,6 +124,7 @@ func TestCircleOnEveryWire(t *testing.T) {
 				continue
 			}
 			t.Run(name, func(t *testing.T) {
+				t.Parallel()
 				bs := connected(t, run.GroupTimeout, same(wire, len(c.ranks))...)
 				errs := make([]error, len(bs))
 				var wg sync.WaitGroup

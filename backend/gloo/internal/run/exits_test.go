@@ -20,6 +20,7 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/backend/gloo/internal/run"
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -180,7 +181,9 @@ func TestARankEndsAfterItsSuccess(t *testing.T) {
 					continue // rank 3 gets it from rank 2, which is not the matter here
 				}
 				l.Close = !l.Close
+				l := l
 				t.Run(fmt.Sprintf("%s/%s/%d", wire, op, l.Late), func(t *testing.T) {
+					t.Parallel()
 					l.Op, l.File = op, t.TempDir()+"/store"
 					leave(t, l)
 				})
@@ -240,9 +243,12 @@ func (l *leaver) random(ctx context.Context, b *gloo.Backend) error {
 func TestRanksEndAfterTheirLastSuccess(t *testing.T) {
 	onLinux(t)
 	for wire, l := range leaverWires {
-		for range 3 {
-			l.Op, l.Late, l.Seed, l.File = "random", -1, rand.Uint64(), t.TempDir()+"/store"
+		for range testsize.Of(1, 1, 5) {
+			l := l
+			l.Op, l.Late, l.Seed = "random", -1, rand.Uint64()
 			t.Run(fmt.Sprintf("%s/%d", wire, l.Seed), func(t *testing.T) {
+				t.Parallel()
+				l.File = t.TempDir() + "/store"
 				cmds, _, outs := startLeavers(t, l)
 				for r, out := range outs {
 					said := must.Get(io.ReadAll(out)) // before Wait closes it

@@ -17,6 +17,7 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/backend/gloo/internal/run"
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -39,9 +40,10 @@ func TestNoResultWithoutARank(t *testing.T) {
 	gone := errors.New("not this one")
 	for name, options := range groups {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			for kind := range levelledKinds {
-				for round := range 2 {
-					draw := rand.New(rand.NewPCG(seed, uint64(2*kind+round)))
+				for round := range testsize.Of(1, 1, 4) {
+					draw := rand.New(rand.NewPCG(seed, uint64(4*kind+round)))
 					missing, salt := draw.IntN(len(options)), draw.IntN(1000)
 					bs := grouped(t, options...)
 					onAll(t, bs, func(r int, b *gloo.Backend) {

@@ -14,6 +14,7 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/backend/gloo/internal/run"
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/work"
 )
@@ -23,7 +24,7 @@ import (
 // and every Close ends, within the timeout.
 func TestNothingHangs(t *testing.T) {
 	const limit = 10 * time.Second
-	for range 150 {
+	for range testsize.Of(40, 80, 500) {
 		seed := must.Seed(t)
 		run.VirtualTime(t, func(t *testing.T) {
 			common := rand.New(rand.NewPCG(seed, 0))

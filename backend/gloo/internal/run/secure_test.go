@@ -98,6 +98,7 @@ func (f *forging) MultiSet(ctx context.Context, keys []string, values [][]byte) 
 
 // TestTheGroupsTLS has a backend take the group's TLS if it has none of its own.
 func TestTheGroupsTLS(t *testing.T) {
+	t.Parallel()
 	st := store.NewHash()
 	group, own := testcerts.Config(t), testcerts.Config(t)
 	connect := func(timeout time.Duration, specific func(rank int) gloo.Options) []error {

@@ -78,6 +78,7 @@ func TestBenchAlloc(t *testing.T) {
 
 // TestBenchTune measures a table that groups can use.
 func TestBenchTune(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "table")
 	p := start(t, nil, "bench", "-world", "2", "-tune", file, "-op", "broadcast,all_gather_into_tensor", "-sizes", "64,4K", "-n", "3", "-repeat", "1")
 	require.Zero(t, p.wait(), p.stderr.String())

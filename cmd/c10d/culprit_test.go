@@ -21,8 +21,8 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
-// stepTimeout is the limit of an operation of train.
-const stepTimeout = 2 * time.Second
+// stopTimeout is the limit of the operation that a stopped rank of train does not call.
+const stopTimeout = 5 * time.Second
 
 // train is a rank as users write them. After some all-reduces the culprit does how.
 func train(culprit bool, how string) (err error) {
@@ -56,7 +56,11 @@ func train(culprit bool, how string) (err error) {
 				return err
 			}
 		}
-		w, err := g.AllReduce(ctx, t, pg.Sum(), pg.CallOptions{Timeout: stepTimeout})
+		limit := patience
+		if how == "stop" && step >= 3 {
+			limit = stopTimeout
+		}
+		w, err := g.AllReduce(ctx, t, pg.Sum(), pg.CallOptions{Timeout: limit})
 		if err != nil {
 			return err
 		}
@@ -95,22 +99,23 @@ func TestRunCulprit(t *testing.T) {
 		for i := range testsize.Of(1, 1, 5) {
 			step := fmt.Sprintf("train:%d:%s", culprit, c.how)
 			t.Run(fmt.Sprintf("%s/%d", c.how, i), func(t *testing.T) {
-				t.Setenv("TMPDIR", t.TempDir())
-				p := runRanks(t, "-json -n 4", step)
+				t.Parallel()
+				tmp := t.TempDir()
+				p := runRanksWith(t, []string{"TMPDIR=" + tmp}, "-json -n 4", step)
 				check(t, p)
 				if c.error == panicked {
 					require.Contains(t, p.stderr.String(), "[rank1] "+panicked+"\n")
 					require.Contains(t, p.stderr.String(), "[rank1] goroutine ")
 				}
-				require.Empty(t, must.Get(os.ReadDir(os.Getenv("TMPDIR"))))
+				require.Empty(t, must.Get(os.ReadDir(tmp)))
 			})
 			t.Run(fmt.Sprintf("%s/log-dir/%d", c.how, i), func(t *testing.T) {
 				if c.error == "" && !testsize.Long() {
 					return // the log is empty
 				}
-				t.Setenv("TMPDIR", t.TempDir())
-				dir := t.TempDir()
-				p := runRanks(t, "-json -n 4 -log-dir "+dir, step)
+				t.Parallel()
+				tmp, dir := t.TempDir(), t.TempDir()
+				p := runRanksWith(t, []string{"TMPDIR=" + tmp}, "-json -n 4 -log-dir "+dir, step)
 				check(t, p)
 				log := filepath.Join(dir, "rank1.log")
 				require.Contains(t, p.stderr.String(), "  log         "+log+"\n")
@@ -119,11 +124,12 @@ func TestRunCulprit(t *testing.T) {
 				if c.error == panicked {
 					require.Contains(t, string(text), "goroutine ")
 				}
-				for _, folder := range []string{os.Getenv("TMPDIR"), dir} {
+				for _, folder := range []string{tmp, dir} {
 					require.Empty(t, must.Get(filepath.Glob(filepath.Join(folder, "*c10d*"))))
 				}
 			})
 			t.Run(fmt.Sprintf("%s/nodes/%d", c.how, i), func(t *testing.T) {
+				t.Parallel()
 				// The culprit is alone on node 0, or one of two on node 1.
 				for _, on := range [][2]int{{1, 3}, {2, 2}}[:testsize.Of(1, 1, 2)] {
 					for _, p := range nodesOf(t, on, "", step) {

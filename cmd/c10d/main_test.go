@@ -315,9 +315,15 @@ func gone(t *testing.T, pids []int) {
 
 func runRanks(t *testing.T, flags string, steps ...string) *program {
 	t.Helper()
+	return runRanksWith(t, nil, flags, steps...)
+}
+
+// runRanksWith is runRanks with variables for the launcher.
+func runRanksWith(t *testing.T, env []string, flags string, steps ...string) *program {
+	t.Helper()
 	self := must.Get(os.Executable())
 	args := append([]string{"run"}, strings.Fields(flags)...)
-	return start(t, nil, append(append(args, "--", self), steps...)...)
+	return start(t, env, append(append(args, "--", self), steps...)...)
 }
 
 // summary is the JSON line at the end.
@@ -371,6 +377,7 @@ func TestRunNoPrefix(t *testing.T) {
 }
 
 func TestRunLogDir(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "logs")
 	p := runRanks(t, "-n 2 -max-restarts 1 -log-dir "+dir, "print:out %r|", "complain:err %r|", "restarted")
 	require.Zero(t, p.wait(), p.stderr.String())
@@ -399,6 +406,7 @@ func TestRunLogDirFifo(t *testing.T) {
 }
 
 func TestRunEnvironment(t *testing.T) {
+	t.Parallel()
 	names := map[string]string{
 		"WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_RANK": "1", "ROLE_NAME": "default",
 		"ROLE_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "3",
@@ -423,6 +431,7 @@ func TestRunEnvironment(t *testing.T) {
 
 // TestRunPET starts a node as Kubeflow starts torchrun.
 func TestRunPET(t *testing.T) {
+	t.Parallel()
 	self := must.Get(os.Executable())
 	p := start(t, []string{"PET_NNODES=1:1", "PET_NPROC_PER_NODE=2", "PET_NODE_RANK=0", "PET_RDZV_ID=kf"}, "run", self, "store", "env:TORCHELASTIC_RUN_ID")
 	require.Zero(t, p.wait(), p.stderr.String())
@@ -436,6 +445,7 @@ func TestRunPET(t *testing.T) {
 }
 
 func TestRunFirstFailure(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name    string
 		step    string
@@ -487,6 +497,7 @@ func TestRunOthers(t *testing.T) {
 // TestRunEndsOthers: after a failure the launcher ends the other ranks with the processes
 // that they started, also ranks that ignore SIGTERM.
 func TestRunEndsOthers(t *testing.T) {
+	t.Parallel()
 	p := runRanks(t, "-n 3 -grace 100ms", "ignore", "child", "pid", "store", "only-exit:2:4", "hold")
 	require.Equal(t, 4, p.wait())
 	gone(t, numbers(t, p.await(3, "child")))
@@ -557,6 +568,7 @@ func TestRunKilled(t *testing.T) {
 
 // TestRunQuit: SIGQUIT shows the stacks of the ranks and of the launcher.
 func TestRunQuit(t *testing.T) {
+	t.Parallel()
 	p := runRanks(t, "-n 2", "pid", "hold")
 	pids := numbers(t, p.await(4, "pid"))
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGQUIT))
@@ -584,6 +596,7 @@ func TestRunErrorFile(t *testing.T) {
 
 // TestRunTorchrun starts ranks with torchrun's spellings.
 func TestRunTorchrun(t *testing.T) {
+	t.Parallel()
 	for _, flags := range []string{
 		"--nproc_per_node 2 --nnodes=1 --node_rank 0 --master_addr 127.0.0.1 --rdzv_id job --max_restarts 1 --no-python",
 		"--standalone --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=job --rdzv-endpoint=elsewhere:1 --max-restarts=1",
@@ -625,6 +638,7 @@ func TestRunTorchrun(t *testing.T) {
 }
 
 func TestRunRestarts(t *testing.T) {
+	t.Parallel()
 	p := runRanks(t, "-n 2 -max-restarts 2 -json", "store", "restarted", "print:done %r|")
 	require.Zero(t, p.wait(), p.stderr.String())
 	require.Contains(t, p.lines, "[rank0] done 0")
@@ -641,6 +655,7 @@ func TestRunRestarts(t *testing.T) {
 // TestRunLoopback has the ranks of one host, and their launcher, listen and connect
 // within it.
 func TestRunLoopback(t *testing.T) {
+	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("looks into /proc")
 	}
@@ -656,6 +671,7 @@ func TestRunLoopback(t *testing.T) {
 
 // TestRunWithSecrets has the launcher's stores and the ranks use TLS, and nobody without it gets in.
 func TestRunWithSecrets(t *testing.T) {
+	t.Parallel()
 	cert, key, ca := testcerts.Files(t)
 	flags := fmt.Sprintf("-tls-cert %s -tls-key %s -tls-ca %s", cert, key, ca)
 	for r, p := range nodes(t, flags, "sockets", "env:MASTER_PORT", "env:C10D_TLS_CERT") {
@@ -690,6 +706,7 @@ func TestRunWithSecrets(t *testing.T) {
 
 // TestStoreTLS has c10d store speak TLS 1.3, and with authorities ask for a certificate.
 func TestStoreTLS(t *testing.T) {
+	t.Parallel()
 	cert, key, ca := testcerts.Files(t)
 	_, secure, err := credentials.Files{Cert: cert, Key: key, CA: ca}.Configs()
 	require.NoError(t, err)
@@ -744,6 +761,7 @@ func nodesOf(t *testing.T, ranks [2]int, flags string, steps ...string) (all [2]
 }
 
 func TestRunNodes(t *testing.T) {
+	t.Parallel()
 	all := nodes(t, "", "store", "print:node %r|")
 	for _, p := range all {
 		require.Zero(t, p.wait(), p.stderr.String())
@@ -756,6 +774,7 @@ func TestRunNodes(t *testing.T) {
 }
 
 func TestRunNodesFail(t *testing.T) {
+	t.Parallel()
 	all := nodes(t, "-max-restarts 1", "store", "restarted", "only-exit:2:9", "hold")
 	for _, p := range all {
 		require.Equal(t, 9, p.wait(), p.stderr.String())
@@ -768,6 +787,7 @@ func TestRunNodesFail(t *testing.T) {
 
 // TestRunElasticNodeDies: the job goes on without the ranks of a node whose launcher is killed.
 func TestRunElasticNodeDies(t *testing.T) {
+	t.Parallel()
 	all := nodes(t, "-elastic 1:3", "trap", "got")
 	pid := numbers(t, all[0].await(1, "pid"))
 	others := numbers(t, all[1].await(2, "pid"))
@@ -781,6 +801,7 @@ func TestRunElasticNodeDies(t *testing.T) {
 
 // TestRunElasticSignal: the launcher ends when a signal has ended its ranks, and starts none again.
 func TestRunElasticSignal(t *testing.T) {
+	t.Parallel()
 	for step, code := range map[string]int{"got": 0, "hold": 143} {
 		p := runRanks(t, "-n 2 -elastic 1:2 -json", map[string]string{"got": "trap", "hold": "print:|"}[step], step)
 		p.await(2, "pid")
@@ -798,6 +819,7 @@ func TestRunElasticSizes(t *testing.T) {
 }
 
 func TestRunNodeAgentDies(t *testing.T) {
+	t.Parallel()
 	all := nodes(t, "", "hold")
 	pids := append(numbers(t, all[0].await(1, "pid")), numbers(t, all[1].await(2, "pid"))...)
 	require.NoError(t, all[0].cmd.Process.Kill())
@@ -809,6 +831,7 @@ func TestRunNodeAgentDies(t *testing.T) {
 // TestRunOtherAgentDies: the job does not wait for a node whose launcher is killed, even if the ranks of
 // all others have ended with 0.
 func TestRunOtherAgentDies(t *testing.T) {
+	t.Parallel()
 	all := nodes(t, "-max-restarts 1 -grace 1s", "trap", "only-got:0:", "hold")
 	pid := numbers(t, all[0].await(1, "pid"))
 	others := numbers(t, all[1].await(2, "pid"))
@@ -822,6 +845,7 @@ func TestRunOtherAgentDies(t *testing.T) {
 
 // TestRunNodesSignal: after a signal on one node there is no further attempt on any.
 func TestRunNodesSignal(t *testing.T) {
+	t.Parallel()
 	all := nodes(t, "-max-restarts 3", "hold")
 	all[0].await(1, "pid")
 	all[1].await(2, "pid")
@@ -852,6 +876,7 @@ func TestRunNodesSignalDone(t *testing.T) {
 // TestRunNodesSignalFail: one node gets a signal, and its ranks end with 0. Then a rank of another node fails,
 // because it has lost them. There is no further attempt.
 func TestRunNodesSignalFail(t *testing.T) {
+	t.Parallel()
 	all := nodes(t, "-max-restarts 3", "only-trap:1:", "only-trap:2:", "only-got:1:", "only-got:2:", "only-exit:1:0", "only-exit:2:0", "hold")
 	pid := numbers(t, all[0].await(1, "pid"))
 	others := numbers(t, all[1].await(2, "pid"))
@@ -880,6 +905,7 @@ func TestRunNodesSignalZero(t *testing.T) {
 
 // TestRunEndsBeforeInit: a rank ends with code 0 before pg.Init. The others name it at once, and so does the launcher.
 func TestRunEndsBeforeInit(t *testing.T) {
+	t.Parallel()
 	steps := []string{"only-exit:1:0", "train"}
 	const want = ") ended with exit code 0 before all ranks had called Init"
 	one := func(flags string, steps ...string) [2]*program {
@@ -920,6 +946,7 @@ func TestRunNotAllCallInit(t *testing.T) {
 
 // TestRunIDs: launchers with different names of the job do not meet. Node 0 goes on to wait for its own.
 func TestRunIDs(t *testing.T) {
+	t.Parallel()
 	_, port, err := net.SplitHostPort(freeport.Loopback(t))
 	require.NoError(t, err)
 	node := func(n int, id string) *program {
@@ -942,6 +969,7 @@ func TestRunIDs(t *testing.T) {
 
 // TestRunNodesDiffer: launchers with different numbers do not begin.
 func TestRunNodesDiffer(t *testing.T) {
+	t.Parallel()
 	for want, flags := range map[string][2]string{
 		"-nnodes 3, and this node with 2":                             {"-nnodes 2", "-nnodes 3"},
 		"-max-restarts 1, and this node with 2":                       {"-nnodes 2 -max-restarts 2", "-nnodes 2 -max-restarts 1"},
@@ -964,6 +992,7 @@ func TestRunNodesDiffer(t *testing.T) {
 
 // TestRunNodesNoProgram: a node on which the program cannot be started ends the job on all nodes.
 func TestRunNodesNoProgram(t *testing.T) {
+	t.Parallel()
 	_, port, err := net.SplitHostPort(freeport.Loopback(t))
 	require.NoError(t, err)
 	self := must.Get(os.Executable())
@@ -978,6 +1007,7 @@ func TestRunNodesNoProgram(t *testing.T) {
 
 // TestRunElasticNodeSignal: a signal on one node ends the ranks there. The others go on.
 func TestRunElasticNodeSignal(t *testing.T) {
+	t.Parallel()
 	for step, code := range map[string]int{"got": 0, "hold": 143} {
 		all := nodes(t, "-elastic 1:3", map[string]string{"got": "trap", "hold": "print:pid 0|"}[step], step)
 		all[0].await(1, "pid")
@@ -995,6 +1025,7 @@ func TestRunElasticNodeSignal(t *testing.T) {
 
 // TestRunNodeAgain: a launcher dies while the others are not all there, and is started again.
 func TestRunNodeAgain(t *testing.T) {
+	t.Parallel()
 	for _, elastic := range []string{"", " -elastic 1:3"} {
 		_, port, err := net.SplitHostPort(freeport.Loopback(t))
 		require.NoError(t, err)
@@ -1214,6 +1245,7 @@ func TestWireVariable(t *testing.T) {
 }
 
 func TestStore(t *testing.T) {
+	t.Parallel()
 	secret := filepath.Join(t.TempDir(), "secret")
 	require.NoError(t, credentials.WriteSecret(secret))
 	secure := must.Get(credentials.Files{Secret: secret}.Load())
@@ -1293,7 +1325,7 @@ func toil(path string) error {
 		if v[1] > 0 {
 			return nil
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(5 * time.Millisecond) // leaves the CPUs to others
 	}
 }
 

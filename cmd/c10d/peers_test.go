@@ -16,6 +16,7 @@ import (
 // TestPeersScript runs bench/peers.sh with this program and two scripts as peers, one of which
 // ends early. Systems take turns, and bars are compared with the records.
 func TestPeersScript(t *testing.T) {
+	t.Parallel()
 	self := must.Get(os.Executable())
 	dir := t.TempDir()
 	write := func(name, text string) string {

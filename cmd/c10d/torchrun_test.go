@@ -111,6 +111,7 @@ func TestTorchrun(t *testing.T) {
 		{"agent's store, Python first", "12", "--master_addr=127.0.0.1 --master_port=PORT"},
 	}[:testsize.Of(1, 2, 4)] {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			_, port, err := net.SplitHostPort(freeport.Loopback(t))
 			require.NoError(t, err)
 

@@ -83,7 +83,7 @@ func launch(t *testing.T, n int, j agent.Job, args ...string) (s *agent.Summary,
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	var out, errs bytes.Buffer
-	j.Procs, j.Command, j.Env = n, append([]string{self}, args...), append(os.Environ(), asProgram+"=1")
+	j.Procs, j.Command, j.Env = n, append([]string{self}, args...), append(append(os.Environ(), asProgram+"=1"), j.Env...)
 	j.Stdout, j.Stderr = &out, io.MultiWriter(&errs, cmp.Or[io.Writer](j.Stderr, io.Discard))
 	s = must.Get(agent.Run(ctx, j))
 	return s, out.String(), errs.String()
@@ -206,6 +206,7 @@ func TestEnvironment(t *testing.T) {
 
 // TestResume: an epoch, an end, and another are the same bits as two epochs.
 func TestResume(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "state")
 	whole := demo(t, 2, "-epochs", "2")
 	first := demo(t, 2, "-epochs", "1", "-checkpoint", file)
@@ -317,15 +318,16 @@ func TestDiverged(t *testing.T) {
 // TestEnds ends a training that would take hours. After the death of a rank the launcher
 // names it. After a signal all ranks end by themselves.
 func TestEnds(t *testing.T) {
+	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("needs /proc and signals: not promised on this system")
 	}
 	for _, device := range []string{onCPU, onSim} {
 		t.Run(device, func(t *testing.T) {
+			t.Parallel()
 			args := []string{"-epochs", "1000000", "-device", device}
 			pids := t.TempDir()
-			t.Setenv(pidsIn, pids)
-			s, _, stderr := launch(t, 3, agent.Job{Stderr: onEpoch(func() {
+			s, _, stderr := launch(t, 3, agent.Job{Env: []string{pidsIn + "=" + pids}, Stderr: onEpoch(func() {
 				b, err := os.ReadFile(filepath.Join(pids, "2"))
 				assert.NoError(t, err)
 				pid, err := strconv.Atoi(string(b))
@@ -371,6 +373,7 @@ func testProgress(t *testing.T) {
 
 // PowerSGD reaches the accuracy of whole gradients with at least 20 times fewer bytes.
 func TestPowerSGD(t *testing.T) {
+	t.Parallel()
 	r := demo(t, 4, "-powersgd", "1")
 	require.GreaterOrEqual(t, r.Compression, 20.)
 	require.GreaterOrEqual(t, r.Accuracy, 0.96)

@@ -22,6 +22,7 @@ const sameBits = runtime.GOARCH == "amd64"
 // depend on their order, and halving is exact. The parameters therefore have the bits of
 // two ranks on the CPU, from device to device, through the host, and after a resume.
 func TestSim(t *testing.T) {
+	t.Parallel()
 	state := filepath.Join(t.TempDir(), "state")
 	few := []string{"-batch", "512"} // three steps an epoch
 	cpu := demo(t, 2, append(few, "-epochs", "2")...)

@@ -107,10 +107,13 @@ func (j *trainers) await(text string) {
 // TestElastic kills ranks of a training, and starts others in their place. The training loses no step
 // and counts none twice. Its result is that of an undisturbed one.
 func TestElastic(t *testing.T) {
-	const epochs = "20"
-	undisturbed := demo(t, 4, "-epochs", epochs)
+	t.Parallel()
+	const epochs = 6
+	flag := fmt.Sprint("-epochs=", epochs)
+	undisturbed := demo(t, 4, flag)
 	for _, name := range []string{"tcp", "redis"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			j := &trainers{t: t, init: "env://", sizes: make(chan int, 1000), reports: make(chan string, 1000)}
 			server, err := tcp.Listen(t.Context(), "127.0.0.1:0")
 			require.NoError(t, err)
@@ -122,10 +125,10 @@ func TestElastic(t *testing.T) {
 				j.init = startRedis(t) + "?prefix=elastic"
 			}
 			for rank := range 3 {
-				j.start(rank, "-epochs", epochs)
+				j.start(rank, flag)
 			}
 			random := must.Rand(t)
-			j.start(0, "-epochs", epochs, "-join") // the fourth
+			j.start(0, flag, "-join") // the fourth
 			j.reach(4)
 			for range *kills {
 				k := random.IntN(len(j.live))
@@ -133,7 +136,7 @@ func TestElastic(t *testing.T) {
 				require.NoError(t, j.live[k].Process.Signal(syscall.SIGKILL))
 				j.live = append(j.live[:k], j.live[k+1:]...)
 				j.reach(3)
-				j.start(0, "-epochs", epochs, "-join")
+				j.start(0, flag, "-join")
 				j.reach(4)
 			}
 			require.NoError(t, os.WriteFile(fast, nil, 0o644))
@@ -147,7 +150,7 @@ func TestElastic(t *testing.T) {
 			r := parseReport(t, []byte(text))
 			require.Equal(t, 4, r.Ranks)
 			require.True(t, r.ParamsIdentical)
-			require.Equal(t, 20*1438, r.Images, "each image once in each epoch\n%s", j.log.String())
+			require.Equal(t, epochs*1438, r.Images, "each image once in each epoch\n%s", j.log.String())
 			require.InDelta(t, undisturbed.Accuracy, r.Accuracy, 0.01)
 			require.InDelta(t, undisturbed.Loss, r.Loss, 0.01)
 		})
@@ -163,12 +166,12 @@ func (j *trainers) Write(line []byte) (int, error) {
 // TestElasticLaunchers: two launchers start the ranks. Each starts the ranks that fail again, and not
 // the others.
 func TestElasticLaunchers(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"tcp", "redis"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			j := &trainers{t: t, sizes: make(chan int, 1000)}
 			pids, fast := t.TempDir(), filepath.Join(t.TempDir(), "fast")
-			t.Setenv(pidsIn, pids)
-			t.Setenv(paced, fast)
 			self, err := os.Executable()
 			require.NoError(t, err)
 			init := "env://"
@@ -178,7 +181,8 @@ func TestElasticLaunchers(t *testing.T) {
 			host, port, _ := net.SplitHostPort(freeport.Loopback(t))
 			job := agent.Job{
 				Command: []string{self, "-elastic", "-epochs", "5", "-init", init, "-step-time", "200ms", "-timeout", "20s"},
-				Procs:   2, Nodes: 2, MasterAddr: host, Least: 2, Most: 4, MaxRestarts: 2, Env: append(os.Environ(), asProgram+"=1"), Stderr: j,
+				Procs:   2, Nodes: 2, MasterAddr: host, Least: 2, Most: 4, MaxRestarts: 2, Stderr: j,
+				Env:  append(os.Environ(), asProgram+"=1", pidsIn+"="+pids, paced+"="+fast),
 				Logf: func(format string, args ...any) { j.note(fmt.Sprintf("launcher: "+format+"\n", args...)) },
 			}
 			job.MasterPort, err = strconv.Atoi(port)

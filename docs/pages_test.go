@@ -127,6 +127,7 @@ var (
 // TestReadme runs the programs of README.md as it says, on one host and beside PyTorch ranks, and compares what they
 // print.
 func TestReadme(t *testing.T) {
+	t.Parallel()
 	root := must.Get(filepath.Abs(".."))
 	readme := string(must.Get(os.ReadFile(filepath.Join(root, "README.md"))))
 	must.Do(os.MkdirAll(filepath.Join(root, "bin"), 0o755))

@@ -46,6 +46,7 @@ func cluster(t *testing.T) (nodes [3]*server, clients [3]*redis.Client) {
 
 // TestCluster: whichever node of a Redis Cluster the ranks name, they meet at the one that has their keys.
 func TestCluster(t *testing.T) {
+	t.Parallel()
 	nodes, clients := cluster(t)
 	for job := range 5 { // in several slots
 		prefix := fmt.Sprint("job", job)

@@ -137,6 +137,7 @@ var jobs atomic.Int64
 func freshPrefix() string { return fmt.Sprintf(`job[*]?\%d`, jobs.Add(1)) }
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	srv := plainServer(t)
 	neighbour := connect(t, "redis://"+srv.addr, Options{Prefix: "job"})
 	require.NoError(t, neighbour.Set(t.Context(), "k", nil))
@@ -144,9 +145,11 @@ func TestConformance(t *testing.T) {
 		return connect(t, "redis://"+srv.addr, Options{Prefix: freshPrefix()})
 	}
 	t.Run("clones", func(t *testing.T) {
+		t.Parallel()
 		storetest.Run(t, storetest.Config{New: fresh, No: []storetest.Feature{storetest.Wills}})
 	})
 	t.Run("one store", func(t *testing.T) {
+		t.Parallel()
 		storetest.Run(t, storetest.Config{
 			New:  fresh,
 			Peer: func(_ *testing.T, s store.Store) store.Store { return unclosed{s} },
@@ -154,6 +157,7 @@ func TestConformance(t *testing.T) {
 		})
 	})
 	t.Run("for ever, under a prefix store, RESP3", func(t *testing.T) {
+		t.Parallel()
 		storetest.Run(t, storetest.Config{
 			New: func(t *testing.T) store.Store {
 				return store.Prefix("a/b", connect(t, "redis://"+srv.addr+"?protocol=3", Options{Prefix: freshPrefix(), Expiry: -1}))

@@ -10,6 +10,7 @@ import (
 var v1Lacks = []storetest.Feature{storetest.Queues, storetest.ListKeys, storetest.Wills}
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	certs := newCerts(t)
 	for name, c := range map[string]struct {
 		opts Options
@@ -21,6 +22,7 @@ func TestConformance(t *testing.T) {
 		"TLS":    {opts: Options{TLS: certs.both}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			storetest.Run(t, storetest.Config{
 				New: func(t *testing.T) store.Store {
 					opts := c.opts
@@ -34,11 +36,10 @@ func TestConformance(t *testing.T) {
 
 	// As clients of a server that lives elsewhere, each handle on its own.
 	t.Run("peers", func(t *testing.T) {
-		var server *Server
+		t.Parallel()
 		storetest.Run(t, storetest.Config{
 			New: func(t *testing.T) store.Store {
-				server = serve(t, ServerOptions{})
-				return join(t, server.Addr().String(), Options{})
+				return join(t, serve(t, ServerOptions{}).Addr().String(), Options{})
 			},
 			Peer: func(t *testing.T, s store.Store) store.Store {
 				return join(t, s.(*Store).Addr(), Options{})

@@ -87,7 +87,7 @@ var layers = []layer{
 	{"internal/callback", nil},
 	{"backend/gloo/internal/blame", []string{"work", "internal/plan", "internal/transport", "internal/waiting"}},
 	{"internal/transport/tcp", []string{"internal/credentials", "internal/openfiles", "internal/lazytimer", "internal/strangers", "internal/tcpsock", "internal/callback", "internal/transport", "internal/transport/mesh", "golang.org/x/sys/..."}},
-	{"internal/transport/transporttest", []string{"internal/must", "internal/transport", "github.com/stretchr/testify/..."}},
+	{"internal/transport/transporttest", []string{"internal/must", "internal/testsize", "internal/transport", "github.com/stretchr/testify/..."}},
 	{"internal/transport/shm", []string{"internal/copies", "internal/memfd", "internal/openfiles", "internal/lazytimer", "internal/strangers", "internal/transport", "golang.org/x/sys/..."}},
 	{"internal/transport/mesh", []string{"internal/tcpsock", "internal/transport", "golang.org/x/sys/..."}},
 	{"internal/transport/wire", []string{"internal/tcpsock", "internal/transport", "internal/transport/mesh"}},

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/internal/transport/shm"
@@ -119,7 +120,7 @@ func TestHelp(t *testing.T) {
 					wg.Go(func() {
 						a, b := uint64(m.Rank()), uint64(peer)
 						rng := rand.New(rand.NewPCG(seed, min(a, b)<<32|max(a, b)<<16|slot)) // the same on both sides
-						for i := range 60 {
+						for i := range testsize.Of(10, 20, 60) {
 							n := rng.IntN([]int{1, 100, 20 << 10, 1 << 20}[rng.IntN(4)])
 							out, in := input(seed, i, m.Rank(), n), make([]byte, n)
 							var s, r *flag

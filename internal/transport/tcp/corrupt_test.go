@@ -5,15 +5,16 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -100,7 +101,7 @@ func (f *flipper) close() {
 // all kinds. It returns whether the bit was flipped, what the ranks know of it, and how many bytes
 // went that way. A message that arrives is always right.
 func flippedExchange(t testing.TB, o Options, flip *flipper, polls bool) (flipped bool, faults []error, seen int64) {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var es [2]*Endpoint
 	var addrs []string
@@ -182,15 +183,18 @@ func TestFlippedBits(t *testing.T) {
 		"more":           {Host: "127.0.0.1", Checksum: true, Lanes: 1, bulkyBytes: 64 << 10},
 		"no polling":     {Host: "127.0.0.1", Checksum: true, Poll: -1},
 	} {
+		seed := rng.Uint64()
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rng := rand.New(rand.NewPCG(seed, 0))
 			for _, back := range []bool{false, true} {
 				_, errs, seen := flippedExchange(t, o, &flipper{at: -1, back: back}, false)
 				require.Equal(t, make([]error, 2), errs)
 				places := []int64{}
-				for at := int64(0); at < helloLen+4*headerLen; at += 1 + rng.Int64N(11) {
+				for at := int64(0); at < helloLen+4*headerLen; at += 1 + rng.Int64N(testsize.Of[int64](30, 20, 8)) {
 					places = append(places, at)
 				}
-				for range 30 {
+				for range testsize.Of(5, 10, 60) {
 					places = append(places, rng.Int64N(seen))
 				}
 				for _, at := range places {

@@ -79,6 +79,7 @@ func newNamespaces(t testing.TB, rate string) *namespaces {
 // Everything arrives between hosts, over links of several speeds and with several
 // connections.
 func TestNamespaces(t *testing.T) {
+	t.Parallel()
 	for _, rate := range []string{"", "1gbit", "5gbit"} {
 		t.Run("rate "+rate, func(t *testing.T) {
 			n := newNamespaces(t, rate)

@@ -283,6 +283,7 @@ func TestPeerDies(t *testing.T) {
 // A peer that has stopped reading, with its socket full, does not delay Abort, and Close ends.
 // The buffers are given back.
 func TestAbortPastStoppedPeer(t *testing.T) {
+	t.Parallel()
 	m, _, c := alone(t)
 	const n = 64 << 20
 	put(t, c, frame{kind: kGrant, slot: 1, length: n})
@@ -298,6 +299,7 @@ func TestAbortPastStoppedPeer(t *testing.T) {
 // A process that waits for a CPU takes longer than Limits.Close to say goodbye, and the peer gets
 // all of it.
 func TestCloseWhileThisProcessIsLate(t *testing.T) {
+	t.Parallel()
 	a := newAuthority(t)
 	for name, o := range map[string]Options{"plain": local, "TLS": secure(a, a.issue(t, nil))} {
 		t.Run(name, func(t *testing.T) {
@@ -571,6 +573,7 @@ func turnedAway(t testing.TB, held []net.Conn) {
 
 // Whoever holds many connections without a word does not keep ranks out.
 func TestManyStrangers(t *testing.T) {
+	t.Parallel()
 	e, err := Listen(local)
 	require.NoError(t, err)
 	peer := stranger()
@@ -594,6 +597,7 @@ func TestManyStrangers(t *testing.T) {
 
 // Rank 2 gives up because rank 1 refuses it. Rank 0, whose answer comes afterwards, hears why.
 func TestAnAnswerToARankThatGivesUp(t *testing.T) {
+	t.Parallel()
 	var peers [2]address
 	var doors [2]net.Listener
 	for i := range peers {
@@ -636,6 +640,7 @@ func TestAnAnswerToARankThatGivesUp(t *testing.T) {
 // A rank whose connection is closed before the answer, because too many strangers came behind it,
 // connects again.
 func TestConnectsAgain(t *testing.T) {
+	t.Parallel()
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
 	zero := stranger()
@@ -809,6 +814,7 @@ func TestJoinErrors(t *testing.T) {
 // Places are tried until one is the rank: others may refuse, be silent, or be
 // another rank of the same number.
 func TestPlaces(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	silent := must.Get(net.Listen("tcp", "127.0.0.1:0"))

@@ -73,6 +73,7 @@ func (r *restless) Close() error {
 
 // Everything that a mesh promises it keeps while readers change all the time.
 func TestHelpWhileOthersRead(t *testing.T) {
+	t.Parallel()
 	rnd := must.Rand(t)
 	small := polling()
 	small.Eager, small.Window = 512, minWindow

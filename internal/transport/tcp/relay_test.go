@@ -163,6 +163,7 @@ func joinThrough(t testing.TB, r *relay, size int, o Options) []*Mesh {
 // Everything works over connections that are slow, cut bytes into parts and
 // overtake each other.
 func TestMeshThroughRelay(t *testing.T) {
+	t.Parallel()
 	o := Options{Host: "127.0.0.1", Lanes: 3, bulkyBytes: 100 << 10, pieceBytes: 32 << 10}
 	transporttest.Run(t, transporttest.Config{
 		New: func(t testing.TB, size int) []transport.Mesh {
@@ -177,6 +178,7 @@ func TestMeshThroughRelay(t *testing.T) {
 // All connections end at some byte: every request ends, what was received is
 // right, and each side blames the other.
 func TestCut(t *testing.T) {
+	t.Parallel()
 	rng := must.Rand(t)
 	for range 30 {
 		after := int64(2*helloLen + 1 + rng.IntN(8<<20))

@@ -64,6 +64,7 @@ func secure(a *authority, c tls.Certificate) Options {
 }
 
 func TestMeshOverTLS(t *testing.T) {
+	t.Parallel()
 	a := newAuthority(t)
 	o := secure(a, a.issue(t, nil))
 	transporttest.Run(t, transporttest.Config{
@@ -81,6 +82,7 @@ func TestMeshOverTLS(t *testing.T) {
 
 // Whoever has no good certificate is no rank, on either side of a connection.
 func TestBadCertificates(t *testing.T) {
+	t.Parallel()
 	a, other := newAuthority(t), newAuthority(t)
 	good := secure(a, a.issue(t, nil))
 	named := good

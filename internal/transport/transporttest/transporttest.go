@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/internal/transport"
 )
 
@@ -256,7 +257,7 @@ func (s *suite) order(t *testing.T) {
 // slot.
 func (s *suite) storm(t *testing.T) {
 	seed := must.Seed(t)
-	for size := 2; size <= 9; size++ {
+	for _, size := range testsize.Of([]int{2, 3, 5}, []int{2, 3, 5, 9}, []int{2, 3, 4, 5, 6, 7, 8, 9}) {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			s.stormOf(t, size, rand.New(rand.NewPCG(seed, uint64(size))))
 		})
@@ -858,12 +859,9 @@ func (s *suite) allocations(t *testing.T) {
 		for _, early := range []bool{false, true} {
 			for _, any := range []bool{false, true} {
 				f := round(early, any, n)
-				runs := 1000
+				runs := testsize.Of(100, 200, 1000)
 				if n > 1<<20 {
-					runs = 50
-				}
-				if testing.Short() {
-					runs /= 5
+					runs /= 10
 				}
 				for range runs {
 					f()

@@ -47,7 +47,7 @@ const deathsURL = "C10D_TEST_DEATHS_URL"
 const meetingLimit = 30 * time.Second
 
 // stopLimit is the timeout where a rank is stopped.
-const stopLimit = 3 * time.Second
+const stopLimit = 6 * time.Second
 
 // survivor is what a rank writes at its end.
 type survivor struct {

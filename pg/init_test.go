@@ -473,8 +473,8 @@ func TestARankWithoutTLS(t *testing.T) {
 			return errs
 		}
 	}
-	last := start(freeport.Loopback(t), 3, 3*time.Second, map[int]bool{0: true, 1: false, 2: true})
-	host := start(freeport.Loopback(t), 2, 2*time.Second, map[int]bool{0: false, 1: true})
+	last := start(freeport.Loopback(t), 3, 6*time.Second, map[int]bool{0: true, 1: false, 2: true})
+	host := start(freeport.Loopback(t), 2, 6*time.Second, map[int]bool{0: false, 1: true})
 	errs := last()
 	require.ErrorContains(t, errs[1], "the server speaks TLS, and this side does not")
 	for _, r := range []int{0, 2} {

@@ -172,6 +172,7 @@ func TestPendingOperationsStay(t *testing.T) {
 // TestDumpOnFailure: when a group fails every rank that notices writes its file before the operation's
 // Wait returns, and the merged files say which rank had not called.
 func TestDumpOnFailure(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	prefix := filepath.Join(dir, "job", "rank_")
 	recorded(t, 3, trace.Options{Prefix: prefix}, func(g *pg.ProcessGroup, _ *listener) {
@@ -188,7 +189,7 @@ func TestDumpOnFailure(t *testing.T) {
 			}
 			return
 		}
-		w, err := g.AllReduce(ctx, vec(5), pg.Sum(), pg.CallOptions{Timeout: 300 * time.Millisecond})
+		w, err := g.AllReduce(ctx, vec(5), pg.Sum(), pg.CallOptions{Timeout: 5 * time.Second})
 		if err == nil {
 			err = w.Wait(ctx)
 		}

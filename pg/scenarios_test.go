@@ -281,6 +281,7 @@ func exchange(ctx context.Context, g *pg.ProcessGroup, epoch, p int, in []int) (
 // TestReusedID: a process gets the rank, and so the id, of a member that has left. It is not taken for
 // that member, and disturbs nobody. It has to call Join, and gets an id of its own.
 func TestReusedID(t *testing.T) {
+	t.Parallel()
 	st := store.NewHash()
 	defer st.Close()
 	o := scenarioOptions(gloo.WireTCP)
@@ -301,7 +302,7 @@ func TestReusedID(t *testing.T) {
 				must.Do(exchange(ctx, g, 0, r, []int{0, 1, 2}))
 				if r == 2 {
 					must.Do(g.Close())
-					soon, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+					soon, cancel := context.WithTimeout(ctx, 5*time.Second)
 					defer cancel()
 					_, err := pg.New(soon, st, 2, 3, o)
 					var missing *pg.MeetingError

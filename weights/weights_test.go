@@ -180,7 +180,8 @@ func TestTLS(t *testing.T) {
 
 // TestStalledReceiver: one that takes no data is dropped, and the others get the version.
 func TestStalledReceiver(t *testing.T) {
-	p := listen(t, PublisherOptions{Timeout: 3 * time.Second})
+	t.Parallel()
+	p := listen(t, PublisherOptions{Timeout: 6 * time.Second})
 	r := dial(t, p.Addr(), ReceiverOptions{Name: "good"})
 	stalled := must.Get(net.Dial("tcp", p.Addr()))
 	defer stalled.Close()
@@ -190,11 +191,11 @@ func TestStalledReceiver(t *testing.T) {
 	params := []Named{{"big", big}}
 	begun := time.Now()
 	report := must.Get(p.Publish(within(t), 1, params))
-	require.Less(t, time.Since(begun), patience/6)
+	require.Less(t, time.Since(begun), patience/2)
 	require.Equal(t, 1, report.Receivers)
 	require.Len(t, report.Dropped, 1)
 	require.Equal(t, "stalled", report.Dropped[0].Name)
-	require.ErrorContains(t, report.Dropped[0].Err, "it took no data for 3s")
+	require.ErrorContains(t, report.Dropped[0].Err, "it took no data for 6s")
 	requireVersion(t, r, 1, params)
 
 	// A reader that keeps a version: the receiver cannot acknowledge the next but one.
@@ -202,7 +203,7 @@ func TestStalledReceiver(t *testing.T) {
 	must.Get(p.Publish(within(t), 2, params))
 	report = must.Get(p.Publish(within(t), 3, params))
 	require.Zero(t, report.Receivers)
-	require.ErrorContains(t, report.Dropped[0].Err, "it did not acknowledge version 3 within 3s")
+	require.ErrorContains(t, report.Dropped[0].Err, "it did not acknowledge version 3 within 6s")
 	require.EqualValues(t, 1, v.Number())
 	v.Release()
 	require.NoError(t, r.Await(within(t), 3), "it connects again")

@@ -326,11 +326,11 @@ func TestNativeGivenUp(t *testing.T) {
 	err := await(t, set)
 	require.ErrorIs(t, err, store.ErrTimeout)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	s.SetTimeout(2 * time.Second) // enough to ask
-	_, err = s.NumKeys(t.Context())
-	require.ErrorIs(t, err, store.ErrTimeout)
+	late = newExpiring(t)
+	count := go1(func() error { return must.Err(s.NumKeys(late)) })
 	third, _ := server.asked(qNumKeys)
-	s.SetTimeout(patience)
+	late.expire()
+	require.ErrorIs(t, await(t, count), store.ErrTimeout)
 
 	server.answers(second, done)
 	server.answers(third, done, u64(3)...)

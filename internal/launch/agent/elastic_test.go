@@ -47,15 +47,30 @@ await() { until [ -e $C10D_SCRATCH_DIR/$1 ]; do sleep 0.02; done; }
 	return j, said
 }
 
+// shows makes j create a file, whose name it returns, when it says something that begins so. The ranks can wait for it.
+func shows(t *testing.T, j *Job, begins string) (file string) {
+	file = filepath.Join(t.TempDir(), "shown")
+	said := j.Logf
+	j.Logf = func(format string, args ...any) {
+		said(format, args...)
+		if strings.HasPrefix(fmt.Sprintf(format, args...), begins) {
+			assert.NoError(t, os.WriteFile(file, nil, 0o644))
+		}
+	}
+	return file
+}
+
 // TestElasticRestart: one rank dies and is started again. The other one goes on.
 func TestElasticRestart(t *testing.T) {
 	j, said := elasticJob(2, "1:2", `
 echo "$RANK of $WORLD_SIZE, elastic $C10D_ELASTIC, joins '$C10D_JOIN', restart $TORCHELASTIC_RESTART_COUNT"
 case $RANK$C10D_JOIN in
-0) await again; joins 2 0 0,2 1; await shown ;;
+0) await again; joins 2 0 0,2 1 ;;
 1) exit 7 ;;
-11) joins 2 2 0,2 1; touch $C10D_SCRATCH_DIR/again; sleep 0.5; touch $C10D_SCRATCH_DIR/shown ;;
-esac`)
+11) joins 2 2 0,2 1; touch $C10D_SCRATCH_DIR/again ;;
+esac
+until [ -e $SHOWN ]; do sleep 0.02; done`)
+	j.Env = append(os.Environ(), "SHOWN="+shows(t, &j, "epoch 2: "))
 	s, out, errs := run(t, j)
 	require.True(t, s.OK, "%s", errs)
 	require.Equal(t, 1, s.Restarts)
@@ -76,8 +91,9 @@ func TestElasticTooFew(t *testing.T) {
 case $RANK in
 0) trap 'exit 0' TERM; while :; do sleep 0.05; done ;;
 1) exit 7 ;;
-2) sleep 0.5; exit 8 ;;
+2) until [ -e $SHOWN ]; do sleep 0.02; done; exit 8 ;;
 esac`)
+	j.Env = append(os.Environ(), "SHOWN="+shows(t, &j, "rank 1 failed"))
 	j.MaxRestarts = 0
 	s, _, _ := run(t, j)
 	require.False(t, s.OK)

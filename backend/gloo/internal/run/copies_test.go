@@ -9,7 +9,6 @@ import (
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/backend/gloo/internal/run"
 	"github.com/c10d-go/c10d/internal/copies"
-	"github.com/c10d-go/c10d/tensor"
 )
 
 func choicesOf(b *gloo.Backend, op string) (cs []backend.Choice) {
@@ -45,13 +44,4 @@ func TestExplainCopies(t *testing.T) {
 			}
 		}
 	}
-}
-
-// filled returns n floats from first on.
-func filled(n, first int) *tensor.Tensor {
-	v := make([]float32, n)
-	for i := range v {
-		v[i] = float32(first + i)
-	}
-	return vec(v...)
 }

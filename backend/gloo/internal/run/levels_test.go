@@ -58,7 +58,8 @@ func each(n int, f func(i int) *tensor.Tensor) []*tensor.Tensor {
 }
 
 // levelled is a collective with its arguments on a rank: the memory that it changes, the bytes
-// that are wanted there, and the call. Draw is of the same numbers on all ranks.
+// that are wanted there, and the call. Draw is of the same numbers on all ranks. Other
+// returns a tensor's elements in other memory, in some calls.
 type levelled struct {
 	name      string
 	got, want []*tensor.Tensor
@@ -67,12 +68,17 @@ type levelled struct {
 
 const levelledKinds = 12
 
-func drawLevelledOf(t testing.TB, r *rand.Rand, b *gloo.Backend, salt, kind int) levelled {
+func drawLevelledOf(t testing.TB, r *rand.Rand, b *gloo.Backend, salt, kind int, other func(x *tensor.Tensor) *tensor.Tensor) levelled {
 	ctx, size, me := context.Background(), b.Size(), b.Rank()
 	root := r.IntN(size)
 	n := []int{0, 1, 3, 100, 1024, 1025, 2048, 2049, 5000, 20_000}[r.IntN(10)]
 	lay := func(x *tensor.Tensor) *tensor.Tensor { return x }
-	if r.IntN(3) == 0 {
+	switch r.IntN(3) {
+	case 0:
+		if lay = other; r.IntN(8) == 0 {
+			n = 140_001
+		}
+	case 1:
 		lay = func(x *tensor.Tensor) *tensor.Tensor { // as a column of a matrix
 			column := must.Get(must.Get(tensor.New(tensor.Float32, x.Len(), 2)).Select(1, 0))
 			require.NoError(t, column.CopyFrom(x))

@@ -56,7 +56,7 @@ func TestNoResultWithoutARank(t *testing.T) {
 							b.Abort(gone)
 							return
 						}
-						x := drawLevelledOf(t, rand.New(rand.NewPCG(seed, uint64(salt))), b, salt, kind)
+						x := drawLevelledOf(t, rand.New(rand.NewPCG(seed, uint64(salt))), b, salt, kind, func(x *tensor.Tensor) *tensor.Tensor { return x })
 						if err := wait(x.call()); err != nil {
 							return
 						}

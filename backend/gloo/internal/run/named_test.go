@@ -50,7 +50,7 @@ func onWires(t *testing.T, n int, name string, f func(t *testing.T, bs []*gloo.B
 // summed all-reduces tensors of so many elements and compares every byte with what the operands become in any order.
 func summed(t *testing.T, rng *rand.Rand, bs []*gloo.Backend, d tensor.DType, op backend.ReduceOp, n int) {
 	t.Helper()
-	ts, want := reduced(t, rng, len(bs), d, op, n)
+	ts, want := reduced(t, rng, len(bs), 1, d, op, n)
 	errs := make([]error, len(bs))
 	onAll(t, bs, func(r int, b *gloo.Backend) {
 		errs[r] = wait(b.AllReduce(context.Background(), list(ts[r]), backend.AllReduceOptions{Op: op}))
@@ -61,19 +61,20 @@ func summed(t *testing.T, rng *rand.Rand, bs []*gloo.Backend, d tensor.DType, op
 	}
 }
 
-// reduced draws operands of n elements, one for each rank, and what they become in any order.
-func reduced(t testing.TB, rng *rand.Rand, ranks int, d tensor.DType, op backend.ReduceOp, n int) (ts []*tensor.Tensor, want *tensor.Tensor) {
+// reduced draws operands of n elements, so many for each rank, and what they become in any order.
+func reduced(
+	t testing.TB, rng *rand.Rand, ranks, operands int, d tensor.DType, op backend.ReduceOp, n int,
+) (ts []*tensor.Tensor, want *tensor.Tensor) {
 	red := must.Get(op.Reduction(d, ranks))
 	var all []byte
-	for r := range ranks {
+	for i := range ranks * operands {
 		b := numbered(rng, d, n)
-		x := must.Get(tensor.FromBytes(d, b, n))
-		ts = append(ts, x)
+		ts = append(ts, must.Get(tensor.FromBytes(d, b, n)))
 		b = bytes.Clone(b)
 		if red.Before != nil {
 			red.Before(b)
 		}
-		if r == 0 {
+		if i == 0 {
 			all = b
 		} else {
 			red.Combine(all, b)
@@ -82,8 +83,7 @@ func reduced(t testing.TB, rng *rand.Rand, ranks int, d tensor.DType, op backend
 	if red.After != nil {
 		red.After(all)
 	}
-	want = must.Get(tensor.FromBytes(d, all, n))
-	return ts, want
+	return ts, must.Get(tensor.FromBytes(d, all, n))
 }
 
 // TestF36CallbackRing: an ordinary all_reduce of an ordinary group is a ring over the registry, on every wire, for every

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 
@@ -97,10 +98,27 @@ func TestOneProgram(t *testing.T) {
 // runProgram runs the program of a seed on one rank and returns hashes of the sums that are rounded. The first error ends
 // the group.
 func runProgram(t *testing.T, seed uint64, b *gloo.Backend) (hashes []string) {
-	const kinds = levelledKinds + 4
+	const kinds = levelledKinds + 5
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	common, own := rand.New(rand.NewPCG(seed, 1)), rand.New(rand.NewPCG(seed, uint64(b.Rank())+2))
+	arena := must.Get(b.Alloc(ctx, tensor.Float32, 2_000_000))
+	defer func() { assert.NoError(t, b.Free(arena)) }()
+	assert.Equal(t, make([]byte, 8_000_000), arena.Bytes())
+	perhapsEmpty := must.Get(b.Alloc(ctx, tensor.Float64, b.Rank(), 3))
+	assert.Equal(t, []int{b.Rank(), 3}, perhapsEmpty.Shape())
+	assert.NoError(t, b.Free(perhapsEmpty))
+	used := 0
+	allocated := func(x *tensor.Tensor) *tensor.Tensor { // some of the tensors are in memory of Alloc, at odd places
+		skip := 1 + own.IntN(50)
+		if own.IntN(4) == 0 || used+skip+x.Len() > arena.Len() {
+			return x
+		}
+		v := must.Get(arena.Slice(0, used+skip, used+skip+x.Len()))
+		assert.NoError(t, v.CopyFrom(x))
+		used += skip + x.Len()
+		return v
+	}
 	var messages []func() bool
 	var open []levelled
 	var works []*work.Work
@@ -131,7 +149,7 @@ func runProgram(t *testing.T, seed uint64, b *gloo.Backend) (hashes []string) {
 				right = assert.True(t, bytes.Equal(x.want[j].Bytes(), bytesOf(x.got[j])), "rank %d: %s, tensor %d", b.Rank(), x.name, j) && right
 			}
 		}
-		messages, open, works = nil, nil, nil
+		messages, open, works, used = nil, nil, nil, 0
 		return right
 	}
 	for i := range 4 * kinds {
@@ -140,7 +158,7 @@ func runProgram(t *testing.T, seed uint64, b *gloo.Backend) (hashes []string) {
 		case levelledKinds:
 			messages = append(messages, exchangeMessages(t, common, b, i))
 			continue
-		case levelledKinds + 1:
+		case levelledKinds + 1, levelledKinds + 4:
 			steps = append(steps, drawReduction(t, common, b))
 		case levelledKinds + 2:
 			steps = append(steps, drawInPlace(t, common, b, i))
@@ -151,7 +169,7 @@ func runProgram(t *testing.T, seed uint64, b *gloo.Backend) (hashes []string) {
 				steps, rounded = append(steps, x), append(rounded, x.got[0])
 			}
 		default:
-			steps = append(steps, drawLevelledOf(t, common, b, i, kind))
+			steps = append(steps, drawLevelledOf(t, common, b, i, kind, allocated))
 		}
 		for _, x := range steps {
 			x.name = fmt.Sprintf("%d: %s", i, x.name)
@@ -177,13 +195,60 @@ func runProgram(t *testing.T, seed uint64, b *gloo.Backend) (hashes []string) {
 	return hashes
 }
 
-// drawReduction is an all_reduce of some dtype by some operator. The result is exact.
+// drawReduction reduces one or several tensors of some dtype by some operator. The results are exact. An operator that
+// divides the result, or multiplies the inputs, does so for each tensor of a list, and once. Inputs do not change.
 func drawReduction(t testing.TB, common *rand.Rand, b *gloo.Backend) levelled {
+	ctx, size, me, root := context.Background(), b.Size(), b.Rank(), common.IntN(b.Size())
 	o := stagedOperators[common.IntN(len(stagedOperators))]
-	operands, want := reduced(t, common, b.Size(), o.d, o.op, common.IntN(9000))
-	return levelled{fmt.Sprintf("all_reduce(%v) of %v", o.op.Kind(), o.d), list(operands[b.Rank()]), list(want), func() (*work.Work, error) {
-		return b.AllReduce(context.Background(), list(operands[b.Rank()]), backend.AllReduceOptions{Op: o.op})
-	}}
+	form, n, count := common.IntN(5), common.IntN(3000), 1+common.IntN(3)
+	draw := func(operands, n int) (mine []*tensor.Tensor, want *tensor.Tensor) {
+		all, want := reduced(t, common, size, operands, o.d, o.op, n)
+		return all[me*operands:][:operands], want
+	}
+	empty := func(n int) *tensor.Tensor { return must.Get(tensor.New(o.d, n)) }
+	var in, out, want []*tensor.Tensor
+	scatter := backend.ReduceScatterOptions{Op: o.op}
+	var call func() (*work.Work, error)
+	switch form {
+	case 0: // each becomes what all tensors of all ranks do
+		x, all := draw(count, n)
+		out, want = x, slices.Repeat(list(all), count)
+		call = func() (*work.Work, error) { return b.AllReduce(ctx, out, backend.AllReduceOptions{Op: o.op}) }
+	case 1:
+		for i := range count {
+			x, all := draw(1, n/(i+1))
+			out, want = append(out, x...), append(want, all)
+		}
+		call = func() (*work.Work, error) { return b.AllReduceCoalesced(ctx, out, backend.AllReduceOptions{Op: o.op}) }
+	case 2:
+		x, all := draw(1, n)
+		if out, want = x, list(all); me != root {
+			want = list(must.Get(x[0].Clone()))
+		}
+		call = func() (*work.Work, error) { return b.Reduce(ctx, x[0], backend.ReduceOptions{Op: o.op, Root: root}) }
+	case 3:
+		for q := range size {
+			x, all := draw(1, n)
+			if in = append(in, x...); q == me {
+				out, want = list(empty(n)), list(all)
+			}
+		}
+		call = func() (*work.Work, error) { return b.ReduceScatter(ctx, out[0], in[:size], scatter) }
+	default:
+		for i := range count {
+			n := n / (i + 1)
+			x, all := draw(1, size*n)
+			in, out, want = append(in, x...), append(out, empty(n)), append(want, must.Get(all.Slice(0, me*n, (me+1)*n)))
+		}
+		call = func() (*work.Work, error) {
+			return b.ReduceScatterTensorCoalesced(ctx, out[:count], in[:count], scatter)
+		}
+	}
+	got := slices.Concat(out, in)
+	for _, x := range in {
+		want = append(want, must.Get(x.Clone()))
+	}
+	return levelled{fmt.Sprintf("reduction %d (%v) of %d times %d %v", form, o.op.Kind(), count, n, o.d), got, want, call}
 }
 
 // drawInPlace is a reduce_scatter_tensor whose output is a part of its input.

@@ -291,6 +291,7 @@ var stagedOperators = []struct {
 }{
 	{backend.Sum(), tensor.Float32}, {backend.Avg(), tensor.Float32}, {backend.Min(), tensor.Float32}, {backend.Max(), tensor.Int32},
 	{backend.Product(), tensor.Float32}, {backend.Sum(), tensor.Int32}, {backend.BAnd(), tensor.Int32}, {backend.BOr(), tensor.Uint8}, {backend.BXor(), tensor.Uint8},
+	{backend.PreMulSum(4), tensor.Float32},
 	{adding, tensor.Int32},
 }
 

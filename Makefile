@@ -126,7 +126,7 @@ gorgonia: ## compile the driver on gorgonia.org/cu and its tests, run its exampl
 	LD_LIBRARY_PATH=$(STUB)/fake bin/gorgonia-allreduce
 	LD_LIBRARY_PATH=$(STUB)/fake bin/gorgonia.test -test.run '^Test(Queues|LaunchParameters|OtherContext)$$'
 
-figures: ## write the figures of README.md and docs/benchmarks.md from docs/benchmarks/*.jsonl
+figures: ## write the figures of README.md and docs from docs/benchmarks/*.jsonl
 	$(GO) run -C tools ./figures
 
 pictures: ## docs/debug.png, the page of a job with a late rank, by Debian's chromium; bin/pictures has its other forms

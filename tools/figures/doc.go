@@ -1,4 +1,4 @@
-// Command figures writes the measured figures of README.md, docs/benchmarks.md and docs/faults.md.
+// Command figures writes the measured figures of README.md and of pages in docs.
 //
 //	make figures   # writes them again
 //
@@ -24,6 +24,11 @@
 //	<!-- figures range run=4gpus sizes=64K,1M -->1.5 to 5.4x<!-- figures end -->
 //
 // A range is the smallest and the largest ratio of the first peer's time to this library's.
+//
+//	<!-- figures time run=2cpus op=all_reduce ranks=2 sizes=1K -->1.09 us<!-- figures end -->
+//	<!-- figures rate run=2gpus op=all_reduce sizes=64M -->303 GB/s<!-- figures end -->
+//
+// Time is this library's median in one case, and rate is the size divided by it.
 //
 //	<!-- figures targets run=16cpus of=bars-16cpus.txt -->87 of 110<!-- figures end -->
 //

@@ -18,7 +18,7 @@ import (
 )
 
 // documents are the files with figures, from the root of the tree.
-var documents = []string{"README.md", "docs/benchmarks.md", "docs/faults.md"}
+var documents = []string{"README.md", "docs/benchmarks.md", "docs/faults.md", "docs/tuning.md"}
 
 func main() {
 	log.SetFlags(0)
@@ -147,6 +147,8 @@ func (d *document) figure(kind, args string) (string, error) {
 		return d.picture(q, plot(runs[0], q), "Time over the size, beside its peers: "+strings.Join(q.ops, ", ")), nil
 	case "range":
 		return ratios(runs[0], q)
+	case "time", "rate":
+		return single(runs[0], q, kind)
 	case "targets":
 		return targets(runs[0], filepath.Join(d.root, "bench", q.of))
 	}
@@ -346,6 +348,26 @@ func ratios(r *run, q query) (string, error) {
 		return "", fmt.Errorf("no case of the run fits")
 	}
 	return strings.TrimSuffix(ratioName(slices.Min(all)), "x") + " to " + ratioName(slices.Max(all)), nil
+}
+
+// single is this library's time in one case, or its bytes over that time.
+func single(r *run, q query, kind string) (string, error) {
+	cases := r.cases(q)
+	if len(cases) != 1 {
+		return "", fmt.Errorf("%d cases of the run fit, instead of one", len(cases))
+	}
+	us := r.p50[cases[0]][r.ours[0]]
+	if us == 0 {
+		return "", fmt.Errorf("no record of this library fits")
+	}
+	if kind == "rate" {
+		return strconv.FormatFloat(float64(cases[0].size)/us/1e3, 'g', 3, 64) + " GB/s", nil
+	}
+	name := timeName(us)
+	if us < 1000 {
+		name += " us"
+	}
+	return name, nil
 }
 
 // targets counts the lines of a file of bars that a run meets.

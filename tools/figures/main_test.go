@@ -52,6 +52,8 @@ old
 <!-- figures end -->
 It meets <!-- figures targets run=x of=bars.txt -->none<!-- figures end --> targets.
 Ratios: <!-- figures range run=x sizes=1G --><!-- figures end -->.
+Alone: <!-- figures time run=x sizes=1K --><!-- figures end -->, <!-- figures time run=x sizes=1M --><!-- figures end -->, ` +
+		"<!-- figures rate run=x sizes=1M --><!-- figures end -->" + `.
 <!-- figures plot run=x op=all_reduce on="two CPUs" file=r.svg -->
 <!-- figures end -->
 `))
@@ -59,6 +61,8 @@ Ratios: <!-- figures range run=x sizes=1G --><!-- figures end -->.
 		"| 1 KiB | 2 |  |  | 1 | 0.50x |\n| 1 MiB | 1.5 ms |  |  | 3 ms | 2.0x |\n| 1 GiB | 2.28 s | 2.26 s | 1.0x |  |  |\n<!-- figures end -->\n" +
 		"It meets <!-- figures targets run=x of=bars.txt -->2 of 3<!-- figures end --> targets.\n" +
 		"Ratios: <!-- figures range run=x sizes=1G -->1.0 to 1.0x<!-- figures end -->.\n" +
+		"Alone: <!-- figures time run=x sizes=1K -->2 us<!-- figures end -->, <!-- figures time run=x sizes=1M -->1.5 ms<!-- figures end -->, " +
+		"<!-- figures rate run=x sizes=1M -->0.699 GB/s<!-- figures end -->.\n" +
 		"<!-- figures plot run=x op=all_reduce on=\"two CPUs\" file=r.svg -->\n![Time over the size, beside its peers: all_reduce](r.svg)\n<!-- figures end -->\n"
 	if err != nil || string(got) != want {
 		t.Errorf("%v\n%s", err, got)
@@ -72,6 +76,7 @@ Ratios: <!-- figures range run=x sizes=1G --><!-- figures end -->.
 		"<!-- figures table run=y --><!-- figures end -->":            "no records of this library in run y",
 		"<!-- figures table run=x colour=red --><!-- figures end -->": `unknown key "colour"`,
 		"<!-- figures range run=x sizes=2K --><!-- figures end -->":   "no case of the run fits",
+		"<!-- figures time run=x --><!-- figures end -->":             "3 cases of the run fit, instead of one",
 		"<!-- figures poem run=x --><!-- figures end -->":             `unknown figure "poem"`,
 		"<!-- figures table run=x -->":                                "each needs an end",
 	} {

@@ -98,7 +98,7 @@ var layers = []layer{
 	{"backend/gloo/internal/hostmesh", []string{"internal/transport", "internal/transport/shm", "backend/gloo/internal/blame"}},
 	{"backend/gloo/internal/run", []string{
 		"tensor", "work", "backend",
-		"internal/argcheck", "internal/begun", "internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/cputime", "internal/lazytimer", "internal/netstage", "internal/registry", "internal/ring", "internal/waiting",
+		"internal/argcheck", "internal/begun", "internal/bytesize", "internal/callback", "internal/plan", "internal/choice", "internal/cluster", "internal/cputime", "internal/lazytimer", "internal/netstage", "internal/registry", "internal/ring", "internal/waiting",
 		"internal/transport", "internal/transport/shm", "internal/transport/tcp",
 		"backend/gloo/internal/ask", "backend/gloo/internal/blame", "backend/gloo/internal/hostmesh",
 	}},

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/bytesize"
 	"github.com/c10d-go/c10d/internal/transport/shm"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -134,6 +136,20 @@ func (b *Group) explainAlloc() backend.Choice {
 		return c
 	}
 	c.Algorithm = "shared memory"
-	c.Why = fmt.Sprintf("the others take what is there where it is, from so many bytes on (-1 means never): %+v", g.MappedLimits())
+	l := g.MappedLimits()
+	var from []string
+	for _, op := range []struct {
+		name string
+		size int64
+	}{
+		{"all_reduce", l.AllReduce}, {"reduce", l.Reduce}, {"reduce_scatter", l.ReduceScatter}, {"broadcast", l.Broadcast},
+		{"all_gather", l.AllGather}, {"uneven all_gather", l.AllGatherV}, {"gather", l.Gather}, {"scatter", l.Scatter},
+		{"all_to_all", l.AllToAll}, {"messages", l.Message},
+	} {
+		if op.size >= 0 {
+			from = append(from, op.name+" "+bytesize.Name(op.size))
+		}
+	}
+	c.Why = "the other ranks read it in place, from this size on: " + strings.Join(from, ", ")
 	return c
 }

@@ -31,7 +31,7 @@
 // different groups run at the same time.
 //
 // Nothing hangs. An operation ends with its result, its timeout, its context, the death of a rank, or Close. A failed
-// operation ends the group, at once and on every rank. The error, a *work.Error, names the operation, its number, and the
+// operation ends the group, at once and on every rank. The error, a *work.Error, names the operation, its number, and any
 // rank at fault. A rank that waits longer than 10 s says in the log for which ranks, and until when.
 //
 // If ranks call different operations, the native wires return an error with two of them. Gloo's wire notices only

@@ -428,7 +428,7 @@ type GroupOptions struct {
 	Local       bool          // NewGroup: only the members call, as with c10d's use_local_synchronization
 }
 
-// NewGroup makes a group of some ranks. All ranks of the default group call it.
+// NewGroup makes a group of ranks. All ranks of the default group call it.
 func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, opts ...GroupOptions) (*ProcessGroup, error) {
 	o, w := option.Last(opts), g.now().world
 	if g != w.root {

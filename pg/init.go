@@ -50,13 +50,13 @@ const podTimeout = 5 * time.Minute
 // Init makes the default group as c10d's init_process_group does. It opens the store of a URL (empty means env://),
 // finds out rank and size, and calls New. Close closes the store as well.
 //
-//   - env:// is for what a launcher says: torchrun, c10d run, Slurm, mpirun, Kubernetes, Kubeflow
+//   - env:// is for what a launcher says, see docs/launchers.md
 //   - tcp://host:port is for a TCP store that rank 0 hosts there
 //   - file:///path is for a file on a disk that all ranks share
-//   - redis://host:port/db is for a Redis server, with import _ "github.com/c10d-go/c10d/store/redis"
+//   - redis://host:port/db is for Redis, with import _ ".../c10d/store/redis"
 //
 // Rank and size come from InitOptions, from the URL's parameters rank and world_size, or from a launcher. The parameter
-// prefix separates jobs in one store. See docs/launchers.md, and docs/environment.md for C10D_TRACE and others.
+// prefix separates jobs in one store. Variables such as C10D_TRACE are in docs/environment.md.
 func Init(ctx context.Context, url string, o ...InitOptions) (*ProcessGroup, error) {
 	g, err := initFrom(ctx, url, option.Last(o), os.Getenv)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// RecordError writes err to TORCHELASTIC_ERROR_FILE and returns it: call it last.
+// RecordError writes err to TORCHELASTIC_ERROR_FILE: call it last.
 func RecordError(err error) error {
 	return recordError(err, os.Getenv, time.Now())
 }

@@ -7,15 +7,15 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
 	"github.com/c10d-go/c10d/work"
 )
 
 // ranks runs f as two ranks that have a model of one parameter, whose gradient is grad. It prints what
 // the ranks return.
-func ranks(o ddp.Options, f func(ctx context.Context, rank int, d *ddp.DDP, grad []float32) (string, error)) {
+func ranks(f func(ctx context.Context, rank int, d *ddp.DDP, grad []float32) (string, error), o ...ddp.Options) {
 	ctx, job := context.Background(), pgtest.NewJob(2)
 	defer job.Close()
 	said := make([]string, job.Size)
@@ -30,7 +30,7 @@ func ranks(o ddp.Options, f func(ctx context.Context, rank int, d *ddp.DDP, grad
 		if err != nil {
 			return err
 		}
-		d, err := ddp.New(ctx, g, params, o)
+		d, err := ddp.New(ctx, g, params, o...)
 		if err != nil {
 			return err
 		}
@@ -63,10 +63,10 @@ func oneBatch(ctx context.Context, d *ddp.DDP, grad []float32, g float32) error 
 
 // A hook that ships with the package: gradients cross the network in bfloat16, with 8 bits.
 func ExampleBF16CompressHook() {
-	ranks(ddp.Options{Hook: ddp.BF16CompressHook}, func(ctx context.Context, rank int, d *ddp.DDP, grad []float32) (string, error) {
+	ranks(func(ctx context.Context, rank int, d *ddp.DDP, grad []float32) (string, error) {
 		err := oneBatch(ctx, d, grad, 1+1.0/1024)
 		return fmt.Sprintf("rank %d: %v", rank, grad), err
-	})
+	}, ddp.Options{Hook: ddp.BF16CompressHook})
 	// Output:
 	// rank 0: [1]
 	// rank 1: [1]
@@ -75,12 +75,12 @@ func ExampleBF16CompressHook() {
 // A hook of the program: the largest gradient of all ranks in place of the average.
 func ExampleHook() {
 	largest := func(ctx context.Context, b *ddp.Bucket) (*work.Work, error) {
-		return b.Group().AllReduce(ctx, b.Buffer(), backend.Max())
+		return b.Group().AllReduce(ctx, b.Buffer(), pg.Max())
 	}
-	ranks(ddp.Options{Hook: largest}, func(ctx context.Context, rank int, d *ddp.DDP, grad []float32) (string, error) {
+	ranks(func(ctx context.Context, rank int, d *ddp.DDP, grad []float32) (string, error) {
 		err := oneBatch(ctx, d, grad, float32(10+rank))
 		return fmt.Sprintf("rank %d: %v", rank, grad), err
-	})
+	}, ddp.Options{Hook: largest})
 	// Output:
 	// rank 0: [11]
 	// rank 1: [11]
@@ -88,7 +88,7 @@ func ExampleHook() {
 
 // Gradients of three batches are added up, and reduced once.
 func ExampleDDP_NoSync() {
-	ranks(ddp.Options{}, func(ctx context.Context, rank int, d *ddp.DDP, grad []float32) (string, error) {
+	ranks(func(ctx context.Context, rank int, d *ddp.DDP, grad []float32) (string, error) {
 		err := d.NoSync(func() error {
 			for range 2 {
 				if err := oneBatch(ctx, d, grad, float32(rank)); err != nil {
@@ -111,7 +111,7 @@ func ExampleDDP_NoSync() {
 
 // Rank 0 has one batch and rank 1 has three. Rank 0 takes part in the last two with zeros.
 func ExampleDDP_Join() {
-	ranks(ddp.Options{}, func(ctx context.Context, rank int, d *ddp.DDP, grad []float32) (string, error) {
+	ranks(func(ctx context.Context, rank int, d *ddp.DDP, grad []float32) (string, error) {
 		batches := [][]float32{{4}, {2, 6, 8}}[rank]
 		var averages []float32
 		err := d.Join(ctx, func() error {

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/pg/pgtest"
@@ -94,16 +93,16 @@ func ExampleProcessGroup_Send() {
 		if err != nil {
 			return "", err
 		}
-		o := backend.P2POptions{Tag: 7} // the receiver gives the same tag
+		tag := pg.P2POptions{Tag: 7} // the receiver gives the same tag
 		if g.Rank() == 0 {
 			copy(m, []int32{1, 2, 3, 4})
-			w, err := g.Send(ctx, t, 1, pg.P2POptions{Tag: o.Tag, Timeout: o.Timeout})
+			w, err := g.Send(ctx, t, 1, tag)
 			if err != nil {
 				return "", err
 			}
 			return "rank 0 has sent", w.Wait(ctx)
 		}
-		w, err := g.Recv(ctx, t, 0, pg.P2POptions{Tag: o.Tag, Timeout: o.Timeout})
+		w, err := g.Recv(ctx, t, 0, tag)
 		if err != nil {
 			return "", err
 		}

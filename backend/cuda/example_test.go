@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"github.com/c10d-go/c10d/backend/cuda"
-	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
@@ -23,17 +22,7 @@ func Example() {
 	defer st.Close()
 	var ranks sync.WaitGroup
 	for rank := range 2 {
-		ranks.Go(func() {
-			ctx := context.Background()
-			d, err := machine.Process(fmt.Sprint("rank ", rank))
-			check(err)
-			g, err := pg.New(ctx, st, rank, 2, pg.Options{
-				Backend: "cpu:gloo,cuda:cuda", BackendOptions: pg.BackendOptions{cuda.Options{Driver: d}},
-			})
-			check(err)
-			check(train(ctx, g, d, rank))
-			check(g.Close())
-		})
+		ranks.Go(func() { train(machine, st, rank) })
 	}
 	ranks.Wait()
 	fmt.Println("wrong:", machine.Close())
@@ -42,38 +31,34 @@ func Example() {
 	// wrong: <nil>
 }
 
-func train(ctx context.Context, g *pg.ProcessGroup, d driver.Driver, rank int) error {
+func train(machine *sim.Machine, st store.Store, rank int) {
+	ctx := context.Background()
+	d, err := machine.Process(fmt.Sprint("rank ", rank))
+	check(err)
+	g, err := pg.New(ctx, st, rank, 2, pg.Options{
+		Backend: "cpu:gloo,cuda:cuda", BackendOptions: pg.BackendOptions{cuda.Options{Driver: d}},
+	})
+	check(err)
+	defer g.Close()
 	gpu, err := d.Device(rank)
-	if err != nil {
-		return err
-	}
+	check(err)
 	stream, err := gpu.NewStream()
-	if err != nil {
-		return err
-	}
+	check(err)
 	defer stream.Close()
 	grad, err := cuda.ToDevice(ctx, d, stream, slices.Repeat([]float32{float32(rank + 1)}, 500))
-	if err != nil {
-		return err
-	}
+	check(err)
 	defer cuda.Free(grad)
 
 	// The average, and what comes after it in the stream, are only enqueued.
 	w, err := g.AllReduce(ctx, grad, pg.Avg())
-	if err != nil {
-		return err
-	}
-	if err := w.Synchronize(stream); err != nil {
-		return err
-	}
+	check(err)
+	check(w.Synchronize(stream))
 	result, err := cuda.ToHost[float32](ctx, d, stream, grad)
-	if err != nil {
-		return err
-	}
+	check(err)
+	check(w.Wait(ctx))
 	if rank == 0 {
 		fmt.Println("every gradient is", result[0], result[499])
 	}
-	return w.Wait(ctx)
 }
 
 func check(err error) {

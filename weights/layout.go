@@ -47,7 +47,7 @@ const (
 
 var errLayout = errors.New("weights: the list of parameters ends too early or too late")
 
-// encode returns the payload of an init frame, which doc.go describes.
+// encode returns the payload of an init frame, which wire.go describes.
 func (l *layout) encode() []byte {
 	b := binary.LittleEndian.AppendUint32(nil, uint32(l.bucket))
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(l.params)))

@@ -634,8 +634,8 @@ type dumps struct {
 	until time.Time     // how long others wait for it
 }
 
-// dumpLimit is how long Settle waits for the recorder's file. The file takes milliseconds.
-const dumpLimit = 2 * time.Second
+// dumpLimit is how long Settle waits for the recorder's file. The file takes milliseconds. Tests change it.
+var dumpLimit = 2 * time.Second
 
 // failed has the file of a recorder with a prefix written, after the first failure of a group.
 func (r *Recorder) failed(g *Group) {

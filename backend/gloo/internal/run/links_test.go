@@ -41,6 +41,10 @@ type cables struct {
 	addrs []string
 }
 
+// cableLimit is the timeout of operations that need a link which is cut. The ranks have a tenth of it to answer each
+// other, also where they wait for a CPU.
+const cableLimit = 8 * time.Second
+
 // limiter passes rate bytes a second, of all that share it.
 type limiter struct {
 	mu   sync.Mutex
@@ -278,7 +282,7 @@ func TestBrokenLinksAreNamed(t *testing.T) {
 		onCables(t, fmt.Sprintf("%d-%d", link[0], link[1]), func(t *testing.T, wires string) {
 			c := newCables(t, wires, 4)
 			cut := func() { c.breakLink(link[0], link[1]) }
-			errs := c.whatIsBlamed(cut, func(b *gloo.Backend) error { return work20(b, 64<<10, 3*time.Second) })
+			errs := c.whatIsBlamed(cut, func(b *gloo.Backend) error { return work20(b, 64<<10, cableLimit) })
 			for r, err := range errs {
 				require.Equal(t, fmt.Sprintf("link between %d and %d", link[0], link[1]), blamed(err), "rank %d: %v", r, err)
 				require.ErrorIs(t, err, work.ErrTimeout)
@@ -301,7 +305,7 @@ func TestALinkBrokenInAnotherGroup(t *testing.T) {
 				} else {
 					<-failed
 				}
-				return wait(b.AllReduce(context.Background(), list(vec(1)), backend.AllReduceOptions{Timeout: 3 * time.Second}))
+				return wait(b.AllReduce(context.Background(), list(vec(1)), backend.AllReduceOptions{Timeout: cableLimit}))
 			})
 			for r, err := range errs {
 				require.Equal(t, fmt.Sprintf("link between %d and %d", tc.a, tc.b), blamed(err), "rank %d: %v", r, err)
@@ -315,7 +319,7 @@ func TestMonitoredBarrierNamesABrokenLink(t *testing.T) {
 	onCables(t, "0-1", func(t *testing.T, wires string) {
 		c := newCables(t, wires, 3)
 		errs := c.whatIsBlamed(func() { c.breakLink(0, 1) }, func(b *gloo.Backend) error {
-			return b.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{Timeout: 3 * time.Second})
+			return b.MonitoredBarrier(context.Background(), backend.MonitoredBarrierOptions{Timeout: cableLimit})
 		})
 		for r, err := range errs {
 			require.Equal(t, "link between 0 and 1", blamed(err), "rank %d: %v", r, err)

@@ -33,7 +33,7 @@ import (
 )
 
 // patience bounds each wait. Only a broken stage makes a test wait that long.
-const patience = 20 * time.Second
+const patience = run.Patience
 
 // team is a group in which each rank is a cluster.
 type team struct {

@@ -144,7 +144,6 @@ func TestInitTimeout(t *testing.T) {
 }
 
 func TestInitURLs(t *testing.T) {
-	t.Parallel()
 	addr := freeport.Loopback(t)
 	host, port, _ := net.SplitHostPort(addr)
 	master := "MASTER_ADDR=" + host + " MASTER_PORT=" + port

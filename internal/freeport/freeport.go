@@ -15,7 +15,9 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"strconv"
+	"syscall"
 	"testing"
 )
 
@@ -31,6 +33,12 @@ func Loopback(t testing.TB) string {
 
 // Reserve is Loopback outside of a test.
 func Reserve() (string, error) {
+	if runtime.GOOS == "linux" { // elsewhere, sockets are opened under this lock
+		// A process that another goroutine starts has this one's sockets until it runs its program. It would keep
+		// the port in use for as long.
+		syscall.ForkLock.RLock()
+		defer syscall.ForkLock.RUnlock()
+	}
 	ln, err := listen()
 	if err != nil {
 		return "", err

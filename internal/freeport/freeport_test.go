@@ -1,11 +1,14 @@
 package freeport
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"regexp"
 	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -37,6 +40,30 @@ func TestKept(t *testing.T) {
 	const ending = "0[456]" // FIN_WAIT1 and 2, TIME_WAIT
 	local := regexp.MustCompile(`(?m)^ *\d+: 0100007F:` + fmt.Sprintf("%04X", n) + ` 0100007F:[0-9A-F]{4} ` + ending + ` `)
 	require.Regexp(t, local, string(sockets))
+}
+
+// TestProcesses: a port is free although other goroutines start processes.
+func TestProcesses(t *testing.T) {
+	program, err := exec.LookPath("true")
+	if err != nil {
+		t.Skip(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var starts sync.WaitGroup
+	defer starts.Wait()
+	defer cancel()
+	for range 4 {
+		starts.Go(func() {
+			for ctx.Err() == nil {
+				exec.Command(program).Run()
+			}
+		})
+	}
+	for range 300 {
+		l, err := net.Listen("tcp", Loopback(t))
+		require.NoError(t, err)
+		defer l.Close() // later: a process may have this one, too
+	}
 }
 
 // TestNotGivenAway: the kernel gives such ports to nobody who asks for any, and Loopback gives none twice.

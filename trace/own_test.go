@@ -24,8 +24,7 @@ func TestDumpsAreOwn(t *testing.T) {
 	require.NoError(t, os.WriteFile(behind, []byte("as it was"), 0o666))
 	r := ofRun(filepath.Join(dir, "rank_"), Member{Run: firstRun})
 	name := must.Get(r.Dump())
-	j, err := Merge(read(t, dir, "rank_0"))
-	require.NoError(t, err)
+	j := must.Get(Merge(read(t, dir, "rank_0")))
 	for _, c := range []struct {
 		name  string
 		write func(name string) error

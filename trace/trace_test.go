@@ -275,8 +275,7 @@ func TestOverwritten(t *testing.T) {
 		"PyTorch, nothing called":             {0, 0, false, true, "not called by ranks 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			j, err := Merge([]*File{dump(0, 2, 0, false, false), dump(1, c.collectives, c.sends, c.leave, c.torch)})
-			require.NoError(t, err)
+			j := must.Get(Merge([]*File{dump(0, 2, 0, false, false), dump(1, c.collectives, c.sends, c.leave, c.torch)}))
 			var b bytes.Buffer
 			require.NoError(t, j.Print(&b, 0))
 			about := ""

@@ -27,6 +27,8 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
+var ctx = context.Background()
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // stranger is the store of a rank that plays one of PyTorch's: it leaves no
@@ -97,22 +99,19 @@ func zeros(d tensor.DType, shape ...int) *tensor.Tensor {
 }
 
 // do ends an operation and returns how.
-func do(g *pg.ProcessGroup, call func(ctx context.Context) (*work.Work, error)) error {
-	w, err := call(context.Background())
+func do(w *work.Work, err error) error {
 	if err != nil {
 		return err
 	}
-	return w.Wait(context.Background())
+	return w.Wait(ctx)
 }
 
 func allReduce(g *pg.ProcessGroup, t *tensor.Tensor) error {
-	return do(g, func(ctx context.Context) (*work.Work, error) {
-		return g.AllReduce(ctx, t, pg.Sum())
-	})
+	return do(g.AllReduce(ctx, t, pg.Sum()))
 }
 
 func barrier(g *pg.ProcessGroup) error {
-	return do(g, func(ctx context.Context) (*work.Work, error) { return g.BarrierAsync(ctx) })
+	return do(g.BarrierAsync(ctx))
 }
 
 // generation is one of PyTorch's, whose ranks may be in a group.
@@ -160,8 +159,7 @@ const everything = `
 // two of three ranks in between.
 func TestResults(t *testing.T) {
 	const size = 3
-	lines, err := script.Parse(strings.NewReader(everything), size)
-	require.NoError(t, err)
+	lines := must.Get(script.Parse(strings.NewReader(everything), size))
 	var want each[[]script.Result]
 	pgtest.Run(t, size, func(t *testing.T, g *pg.ProcessGroup) {
 		var rs []script.Result
@@ -200,15 +198,11 @@ func TestMismatches(t *testing.T) {
 		{"another shape of the same size", func(g *pg.ProcessGroup) error { return allReduce(g, zeros(tensor.Float32, 5, 1)) },
 			"all_reduce of float32 [5 1] on cpu", "an operation on a tensor of 2 dimensions"},
 		{"an operation with the same wire", func(g *pg.ProcessGroup) error {
-			return do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.Reduce(ctx, zeros(tensor.Float32, 5), 0, pg.Sum())
-			})
+			return do(g.Reduce(ctx, zeros(tensor.Float32, 5), 0, pg.Sum()))
 		}, "reduce of float32 [5] on cpu", "reduce of float32 [5] on cpu"},
 		{"more tensors", func(g *pg.ProcessGroup) error {
-			return do(g, func(ctx context.Context) (*work.Work, error) {
-				b := must.Get(g.Backend(tensor.CPU))
-				return b.AllReduce(ctx, []*tensor.Tensor{zeros(tensor.Float32, 5), zeros(tensor.Float32, 5)}, backend.AllReduceOptions{})
-			})
+			b := must.Get(g.Backend(tensor.CPU))
+			return do(b.AllReduce(ctx, []*tensor.Tensor{zeros(tensor.Float32, 5), zeros(tensor.Float32, 5)}, backend.AllReduceOptions{}))
 		}, "all_reduce of float32 [5] on cpu, float32 [5] on cpu", "an operation on a tensor of 5 dimensions, or on several of fewer"},
 	} {
 		for _, d := range generations {
@@ -294,19 +288,13 @@ func TestOperatorsAndRoots(t *testing.T) {
 		one, other string
 	}{
 		{"all_reduce", func(g *pg.ProcessGroup, odd bool) error {
-			return do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.AllReduce(ctx, zeros(tensor.Float32, 5), reduce(odd))
-			})
+			return do(g.AllReduce(ctx, zeros(tensor.Float32, 5), reduce(odd)))
 		}, "all_reduce with sum of float32 [5] on cpu", "all_reduce with max of float32 [5] on cpu"},
 		{"broadcast", func(g *pg.ProcessGroup, odd bool) error {
-			return do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.Broadcast(ctx, zeros(tensor.Float32, 5), pick(odd, 0, 1))
-			})
+			return do(g.Broadcast(ctx, zeros(tensor.Float32, 5), pick(odd, 0, 1)))
 		}, "broadcast of float32 [5] on cpu, root 0", "broadcast of float32 [5] on cpu, root 1"},
 		{"all_reduce_coalesced", func(g *pg.ProcessGroup, odd bool) error {
-			return do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.AllReduceCoalesced(ctx, []*tensor.Tensor{zeros(tensor.Float32, pick(odd, 5, 6))}, pg.Sum())
-			})
+			return do(g.AllReduceCoalesced(ctx, []*tensor.Tensor{zeros(tensor.Float32, pick(odd, 5, 6))}, pg.Sum()))
 		}, "all_reduce_coalesced with sum of float32 [5] on cpu", "all_reduce_coalesced with sum of float32 [6] on cpu"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -318,9 +306,7 @@ func TestOperatorsAndRoots(t *testing.T) {
 	}
 	var errs each[error]
 	job(t, 2, 2, pg.Options{}, []int{0}, func(g *pg.ProcessGroup) {
-		errs.put(g.Rank(), do(g, func(ctx context.Context) (*work.Work, error) {
-			return g.AllReduce(ctx, zeros(tensor.Float32, 5), reduce(g.Rank() == 1))
-		}))
+		errs.put(g.Rank(), do(g.AllReduce(ctx, zeros(tensor.Float32, 5), reduce(g.Rank() == 1))))
 	})
 	require.Equal(t, map[int]error{0: nil, 1: nil}, errs.of)
 }
@@ -332,13 +318,9 @@ func TestSequence(t *testing.T) {
 	message := func(g *pg.ProcessGroup) error {
 		switch g.Rank() {
 		case 0:
-			return do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.Send(ctx, zeros(tensor.Float32, 1), 1)
-			})
+			return do(g.Send(ctx, zeros(tensor.Float32, 1), 1))
 		case 1:
-			return do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.Recv(ctx, zeros(tensor.Float32, 1), 0)
-			})
+			return do(g.Recv(ctx, zeros(tensor.Float32, 1), 0))
 		}
 		return nil
 	}
@@ -348,17 +330,13 @@ func TestSequence(t *testing.T) {
 	scatters := func(g *pg.ProcessGroup) error {
 		// Counts three times, and a coalesced one twice.
 		ins := []*tensor.Tensor{zeros(tensor.Float32, 2), zeros(tensor.Float32, 2), zeros(tensor.Float32, 2)}
-		err := do(g, func(ctx context.Context) (*work.Work, error) {
-			return g.ReduceScatter(ctx, zeros(tensor.Float32, 2), ins, pg.Sum())
-		})
+		err := do(g.ReduceScatter(ctx, zeros(tensor.Float32, 2), ins, pg.Sum()))
 		if err != nil {
 			return err
 		}
 		out := []*tensor.Tensor{zeros(tensor.Float32, 2), zeros(tensor.Float32, 1)}
 		in := []*tensor.Tensor{zeros(tensor.Float32, 6), zeros(tensor.Float32, 3)}
-		return do(g, func(ctx context.Context) (*work.Work, error) {
-			return g.ReduceScatterTensorCoalesced(ctx, out, in, pg.Sum())
-		})
+		return do(g.ReduceScatterTensorCoalesced(ctx, out, in, pg.Sum()))
 	}
 	for _, c := range []struct {
 		name      string
@@ -410,12 +388,8 @@ func TestCounts(t *testing.T) {
 		in := []*tensor.Tensor{zeros(tensor.Float32, 6), zeros(tensor.Float32, 3)}
 		err := errors.Join(
 			barrier(g),
-			do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.ReduceScatter(ctx, zeros(tensor.Float32, 2), ins, pg.Sum())
-			}),
-			do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.ReduceScatterTensorCoalesced(ctx, out, in, pg.Sum())
-			}),
+			do(g.ReduceScatter(ctx, zeros(tensor.Float32, 2), ins, pg.Sum())),
+			do(g.ReduceScatterTensorCoalesced(ctx, out, in, pg.Sum())),
 		)
 		if err != nil {
 			t.Errorf("rank %d: %v", g.Rank(), err)
@@ -438,17 +412,11 @@ func TestRefusals(t *testing.T) {
 	var errs each[[]error]
 	job(t, 2, 2, pg.Options{}, nil, func(g *pg.ProcessGroup) {
 		list := []error{
-			do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.AllGather(ctx, []*tensor.Tensor{zeros(tensor.Float32, 1)}, zeros(tensor.Float32, 1))
-			}),
-			do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.Broadcast(ctx, zeros(tensor.Float32, 1), 7)
-			}),
+			do(g.AllGather(ctx, []*tensor.Tensor{zeros(tensor.Float32, 1)}, zeros(tensor.Float32, 1))),
+			do(g.Broadcast(ctx, zeros(tensor.Float32, 1), 7)),
 		}
 		if g.Rank() == 0 { // alone
-			list = append(list, do(g, func(ctx context.Context) (*work.Work, error) {
-				return g.AllReduce(ctx, nil, pg.Sum())
-			}))
+			list = append(list, do(g.AllReduce(ctx, nil, pg.Sum())))
 			ended, cancel := context.WithCancel(context.Background())
 			cancel()
 			_, err := g.BarrierAsync(ended)
@@ -507,9 +475,7 @@ func testCancel(t *testing.T) {
 			return
 		}
 		// Ends although nobody comes: the other rank's failure is everybody's.
-		errs.put(1, do(g, func(context.Context) (*work.Work, error) {
-			return g.Recv(context.Background(), zeros(tensor.Float32, 1), 0)
-		}))
+		errs.put(1, do(g.Recv(context.Background(), zeros(tensor.Float32, 1), 0)))
 	})
 	require.ErrorContains(t, errs.of[0], "detail: before barrier")
 	e := must.As[*work.Error](t, errs.of[0])
@@ -568,13 +534,9 @@ func TestTheCulpritStaysTheCulprit(t *testing.T) {
 						case 0:
 							errs.put(r, tc.end(j, g))
 						case 1:
-							errs.put(r, do(g, func(ctx context.Context) (*work.Work, error) {
-								return g.Recv(ctx, zeros(tensor.Float32, 1), 0)
-							}))
+							errs.put(r, do(g.Recv(ctx, zeros(tensor.Float32, 1), 0)))
 						default:
-							errs.put(r, do(g, func(ctx context.Context) (*work.Work, error) {
-								return g.Recv(ctx, zeros(tensor.Float32, 1), 1)
-							}))
+							errs.put(r, do(g.Recv(ctx, zeros(tensor.Float32, 1), 1)))
 						}
 					})
 				}
@@ -684,9 +646,7 @@ func testCheckWaits(t *testing.T) {
 			case 0:
 				errs.put(r, barrier(g))
 			case 1:
-				errs.put(r, do(g, func(ctx context.Context) (*work.Work, error) {
-					return g.Recv(ctx, zeros(tensor.Float32, 1), 2)
-				}))
+				errs.put(r, do(g.Recv(ctx, zeros(tensor.Float32, 1), 2)))
 			case 2:
 				j.Freeze(2)
 				time.Sleep(20 * time.Second)
@@ -755,9 +715,7 @@ func TestLongestTimeout(t *testing.T) {
 					if g.Rank() == 1 {
 						time.Sleep(2 * backend.DefaultTimeout)
 					}
-					errs.put(g.Rank(), do(g, func(ctx context.Context) (*work.Work, error) {
-						return g.BarrierAsync(ctx, pg.BarrierOptions{Timeout: limits[1]})
-					}))
+					errs.put(g.Rank(), do(g.BarrierAsync(ctx, pg.BarrierOptions{Timeout: limits[1]})))
 				})
 				require.NoError(t, errs.of[0])
 				require.NoError(t, errs.of[1])
@@ -904,8 +862,7 @@ func TestNew(t *testing.T) {
 
 	inner, control := &fake{}, &fake{}
 	o.Store = store.NewHash()
-	b, err := detail.New(t.Context(), inner, func(context.Context, backend.Options) (backend.Backend, error) { return control, nil }, o)
-	require.NoError(t, err)
+	b := must.Get(detail.New(t.Context(), inner, func(context.Context, backend.Options) (backend.Backend, error) { return control, nil }, o))
 	require.Same(t, inner, b.Unwrap())
 	b.SetTimeout(time.Second)
 	require.Equal(t, []string{"SetTimeout"}, inner.called)

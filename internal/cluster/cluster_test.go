@@ -252,8 +252,7 @@ func (x *example) runPlans(t *testing.T, l *cluster.Layout, plans []*cluster.Pla
 // TestF22Clusters has tables of what ranks say, and the clusters and border ranks that follow.
 func TestF22Clusters(t *testing.T) {
 	const file = "testdata/f22.txt"
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(file))
 	var golden []string
 	for _, block := range strings.Split(strings.TrimSpace(string(text)), "\n\n") {
 		name, table, _ := strings.Cut(block, "\n")
@@ -541,8 +540,7 @@ func TestF28Files(t *testing.T) {
 			var file bytes.Buffer
 			require.NoError(t, l.Export(&file, p))
 			text := slices.Clone(file.Bytes())
-			q, err := l.Import(&file)
-			require.NoError(t, err)
+			q := must.Get(l.Import(&file))
 			require.Equal(t, p.String(), q.String())
 			plans = append(plans, q)
 			for range 5 {
@@ -595,8 +593,7 @@ func TestF28Directory(t *testing.T) {
 	require.NoError(t, os.WriteFile(files[0], text, 0o644))
 	require.ErrorContains(t, must.Err(cluster.NewCache(l, dir).Plan(call)), files[0]+": cluster: the plan is damaged")
 	require.NoError(t, os.Remove(files[0]))
-	all, err := filepath.Glob(filepath.Join(dir, "*"))
-	require.NoError(t, err)
+	all := must.Get(filepath.Glob(filepath.Join(dir, "*")))
 	text = must.Get(os.ReadFile(all[0]))
 	require.NoError(t, os.WriteFile(files[0], text, 0o644))
 	require.ErrorContains(t, must.Err(cluster.NewCache(l, dir).Plan(call)), files[0])

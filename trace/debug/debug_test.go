@@ -296,8 +296,7 @@ func TestAccess(t *testing.T) {
 	require.Equal(t, http.StatusForbidden, code)
 	require.Contains(t, text, "this page is for 127.0.0.1 and localhost, not for evil.example")
 
-	closed, err := debug.Serve("127.0.0.1:0", hello, debug.Access{Token: token})
-	require.NoError(t, err)
+	closed := must.Get(debug.Serve("127.0.0.1:0", hello, debug.Access{Token: token}))
 	defer closed.Close()
 	for name, c := range map[string]struct {
 		change func(*http.Request)

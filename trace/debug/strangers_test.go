@@ -256,8 +256,7 @@ func TestLargeCertificates(t *testing.T) {
 
 // TestLargeRequests: a body has at most 4 KiB, and a header 12 KiB.
 func TestLargeRequests(t *testing.T) {
-	s, err := debug.Serve("127.0.0.1:0", hello, debug.Access{})
-	require.NoError(t, err)
+	s := must.Get(debug.Serve("127.0.0.1:0", hello, debug.Access{}))
 	defer s.Close()
 	for name, change := range map[string]func(*http.Request){
 		"body": func(r *http.Request) {

@@ -29,8 +29,7 @@ func (c between) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c.r
 func TestKeepAlive(t *testing.T) {
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
+	c := must.Get(net.Dial("tcp", l.Addr().String()))
 	defer c.Close()
 	for _, tc := range []struct {
 		local, remote string
@@ -65,8 +64,7 @@ func TestBelow(t *testing.T) {
 func TestLongSilence(t *testing.T) {
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
+	c := must.Get(net.Dial("tcp", l.Addr().String()))
 	defer c.Close()
 	for _, d := range []time.Duration{7 * 24 * time.Hour, 30 * 24 * time.Hour, math.MaxInt64} {
 		require.NoError(t, LimitSilence(between{c.(*net.TCPConn), "192.0.2.1", "192.0.2.2"}, d), "%v", d)
@@ -116,8 +114,7 @@ func TestTraffic(t *testing.T) {
 	defer l.Close()
 	c := must.Get(net.Dial("tcp", l.Addr().String()))
 	defer c.Close()
-	other, err := l.Accept()
-	require.NoError(t, err)
+	other := must.Get(l.Accept())
 	defer other.Close()
 
 	p := &Peer{link: &bare{conn: c}}

@@ -35,8 +35,7 @@ type flipper struct {
 
 // newFlipper returns a flipper before the rank at to, and its address.
 func newFlipper(t testing.TB, f *flipper, to address) (address, *flipper) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	f.l, f.done = l, make(chan struct{})
 	target := to.places[0].String()
 	f.wg.Go(func() {

@@ -86,8 +86,7 @@ func meetZero(t *testing.T, size, strangers int) {
 // hello.
 func TestRoomForAll(t *testing.T) {
 	const size = 600
-	e, err := Listen(local)
-	require.NoError(t, err)
+	e := must.Get(Listen(local))
 	addrs := []string{e.Addr()}
 	peers := make([]address, size)
 	for r := 1; r < size; r++ {

@@ -574,8 +574,7 @@ func turnedAway(t testing.TB, held []net.Conn) {
 // Whoever holds many connections without a word does not keep ranks out.
 func TestManyStrangers(t *testing.T) {
 	t.Parallel()
-	e, err := Listen(local)
-	require.NoError(t, err)
+	e := must.Get(Listen(local))
 	peer := stranger()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -606,8 +605,7 @@ func TestAnAnswerToARankThatGivesUp(t *testing.T) {
 		peers[i] = stranger()
 		peers[i].places[0] = doors[i].Addr().(*net.TCPAddr).AddrPort()
 	}
-	e, err := Listen(local)
-	require.NoError(t, err)
+	e := must.Get(Listen(local))
 	failed := make(chan error, 1)
 	go func() {
 		_, err := e.Join(context.Background(), 2, []string{peers[0].String(), peers[1].String(), e.Addr()})
@@ -624,7 +622,7 @@ func TestAnAnswerToARankThatGivesUp(t *testing.T) {
 	answer := helloOf(1, 3, 0, e.addr.token)
 	answer.verdict = verdictSize
 	must.Get(conns[1].Write(answer.encode()))
-	_, err = io.Copy(io.Discard, conns[1]) // until rank 2 has read it
+	_, err := io.Copy(io.Discard, conns[1]) // until rank 2 has read it
 	require.NoError(t, err)
 	answer = helloOf(0, 3, 0, e.addr.token)
 	must.Get(conns[0].Write(answer.encode()))
@@ -645,8 +643,7 @@ func TestConnectsAgain(t *testing.T) {
 	defer l.Close()
 	zero := stranger()
 	zero.places[0] = l.Addr().(*net.TCPAddr).AddrPort()
-	e, err := Listen(local)
-	require.NoError(t, err)
+	e := must.Get(Listen(local))
 	answered := make(chan error, 1)
 	go func() {
 		for range 3 {
@@ -861,8 +858,7 @@ func TestOnePlaceAtATime(t *testing.T) {
 		doors[i] = l.(*net.TCPListener)
 		late.places = append(late.places, l.Addr().(*net.TCPAddr).AddrPort())
 	}
-	o, err := local.filled()
-	require.NoError(t, err)
+	o := must.Get(local.filled())
 	m := newMesh(1, 2, o)
 	defer m.Close()
 	m.addrs = []address{late, stranger()}

@@ -169,43 +169,6 @@ func TestHelpEnds(t *testing.T) {
 	}
 }
 
-// Two that poll for each other's messages, large and small, take turns.
-func TestHelpAtBothEnds(t *testing.T) {
-	ms := join(t, 3, polling())
-	var wg sync.WaitGroup
-	for i, m := range ms {
-		for other := range ms {
-			if other == i {
-				continue
-			}
-			wg.Go(func() {
-				rnd := rand.New(rand.NewPCG(uint64(i+other), 1))
-				for k := range 200 {
-					n := rnd.IntN(100)
-					if k%10 == 0 {
-						n = rnd.IntN(1 << 20)
-					}
-					out := make([]byte, n)
-					for j := range out {
-						out[j] = byte(j + k)
-					}
-					slot := uint64(i + other)
-					r, s := recv(m, other, slot, make([]byte, n)), send(m, other, slot, out)
-					if err := waitPolling(t, m, s); err != nil {
-						t.Error(err)
-						return
-					}
-					if err := waitPolling(t, m, r); err != nil || string(r.Buf) != string(out) {
-						t.Error("another message:", err)
-						return
-					}
-				}
-			})
-		}
-	}
-	wg.Wait()
-}
-
 // Polling allocates nothing.
 func TestHelpAllocatesNothing(t *testing.T) {
 	ms := join(t, 2, polling())

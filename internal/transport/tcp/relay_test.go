@@ -47,8 +47,7 @@ func newRelay(t testing.TB, cutAfter int64) *relay {
 
 // to returns an address that leads to addr through the relay.
 func (r *relay) to(t testing.TB, addr address) address {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	r.mu.Lock()
 	r.ls = append(r.ls, l)
 	r.mu.Unlock()

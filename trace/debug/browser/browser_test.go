@@ -377,8 +377,7 @@ func policies(t *testing.T, url string) {
 		t.Skip("not permitted here: ", err)
 	}
 	path := filepath.Join(dir, "c10d-test.json")
-	pattern, err := json.Marshal(map[string]any{"pattern": strings.TrimSuffix(url, "/"), "filter": map[string]any{}})
-	require.NoError(t, err)
+	pattern := must.Get(json.Marshal(map[string]any{"pattern": strings.TrimSuffix(url, "/"), "filter": map[string]any{}}))
 	rule := must.Get(json.Marshal(map[string][]string{"AutoSelectCertificateForUrls": {string(pattern)}}))
 	require.NoError(t, os.WriteFile(path, rule, 0o644))
 	t.Cleanup(func() { os.Remove(path) })

@@ -161,8 +161,7 @@ func TestShutdown(t *testing.T) {
 				w := must.Get(bs[1].AllReduce(ctx, list(ones(1<<15)), backend.AllReduceOptions{}))
 				works = append(works, w)
 			}
-			r, err := bs[1].Recv(ctx, ones(1), 0, backend.P2POptions{})
-			require.NoError(t, err)
+			r := must.Get(bs[1].Recv(ctx, ones(1), 0, backend.P2POptions{}))
 			ended := make(chan error)
 			go func() { ended <- bs[1].Shutdown(ctx) }()
 			for range 3 {
@@ -183,8 +182,7 @@ func TestShutdown(t *testing.T) {
 				},
 			} {
 				bs := connected(t, time.Hour, same(wire, 2)...)
-				w, err := post(bs[1])
-				require.NoError(t, err)
+				w := must.Get(post(bs[1]))
 				enough, cancel := context.WithCancelCause(ctx)
 				cancel(errors.New("no more time"))
 				must.End(t, "Shutdown", func() {

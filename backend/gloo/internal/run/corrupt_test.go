@@ -50,8 +50,7 @@ func (s rerouting) MultiSet(ctx context.Context, keys []string, values [][]byte)
 // operation, and the result of none is taken for right.
 func TestFlippedBitEndsTheOperation(t *testing.T) {
 	const size, flipAt = 3, 150_000
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	st := rerouting{Store: store.NewHash(), relay: l.Addr().String(), rank0: make(chan string, 1)}
 	var relay sync.WaitGroup
 	pass := func(from, to net.Conn, flips bool) {

@@ -278,8 +278,7 @@ func leave(t *testing.T, l leaver) {
 	if l.Late == ended {
 		fmt.Fprintln(ins[ended])
 	}
-	rest, err := io.ReadAll(outs[ended])
-	require.NoError(t, err)
+	rest := must.Get(io.ReadAll(outs[ended]))
 	require.NoError(t, cmds[ended].Wait(), "%s", rest)
 	if l.Late != ended {
 		fmt.Fprintln(ins[l.Late])

@@ -72,8 +72,7 @@ func TestNoDescriptorLeft(t *testing.T) {
 	defer server.Close()
 	st := must.Get(tcp.New(t.Context(), server.Addr().String()))
 	defer st.Close()
-	exe, err := os.Executable()
-	require.NoError(t, err)
+	exe := must.Get(os.Executable())
 	const size = 4
 	for _, wire := range []gloo.Wire{gloo.WireTCP, gloo.WireNative, gloo.WireGloo} {
 		for _, rank := range []int{0, size - 1} {
@@ -84,8 +83,7 @@ func TestNoDescriptorLeft(t *testing.T) {
 				text := must.Get(json.Marshal(s))
 				cmd := exec.Command(exe)
 				cmd.Env = append(os.Environ(), starvingVariable+"="+string(text))
-				out, err := cmd.StdoutPipe()
-				require.NoError(t, err)
+				out := must.Get(cmd.StdoutPipe())
 				require.NoError(t, cmd.Start())
 				ctx, cancel := context.WithCancel(t.Context())
 				var others sync.WaitGroup

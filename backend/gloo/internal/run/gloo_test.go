@@ -254,8 +254,7 @@ func TestMonitoredBarrierWithAWrongRank(t *testing.T) {
 		b, other := join(t, over(f, 0, 3, 1, 0)), join(t, over(f, 2, 3, 1, 0))
 		defer b.Close()
 		defer other.Close()
-		peer, err := f.Join("/0", 1, 3)
-		require.NoError(t, err)
+		peer := must.Get(f.Join("/0", 1, 3))
 		defer peer.Close()
 		r := transport.NewRequest()
 		r.Slot, r.Buf = run.MonitoredSlot(t.Context(), peer, 0, 0), []byte{2, 0, 0, 0}
@@ -282,8 +281,7 @@ func TestFaultsReachEveryMesh(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		even := must.Get(b.RecvAnySource(context.Background(), vec(0), backend.P2POptions{Tag: 4}))
-		odd, err := b.Recv(ctx, vec(0), (b.Rank()+1)%3, backend.P2POptions{Tag: 5})
-		require.NoError(t, err)
+		odd := must.Get(b.Recv(ctx, vec(0), (b.Rank()+1)%3, backend.P2POptions{Tag: 5}))
 		start := time.Now()
 		if b.Rank() == 2 {
 			time.Sleep(time.Second)
@@ -296,7 +294,7 @@ func TestFaultsReachEveryMesh(t *testing.T) {
 			require.Equal(t, 2, e.Peer)
 		}
 		require.Less(t, time.Since(start), 2*time.Second)
-		_, err = b.Barrier(context.Background(), backend.BarrierOptions{})
+		_, err := b.Barrier(context.Background(), backend.BarrierOptions{})
 		require.ErrorIs(t, err, work.ErrCanceled)
 	})
 }
@@ -391,8 +389,7 @@ func TestTheListsOfACallAreCopied(t *testing.T) {
 func TestResultOfAllGatherIntoTensorCoalesced(t *testing.T) {
 	ranks(t, mem.NewFabric(), 2, 1, 0, func(t *testing.T, b *gloo.Backend) {
 		out := list(vec(0, 0), vec(0, 0, 0, 0))
-		w, err := b.AllGatherIntoTensorCoalesced(context.Background(), out, list(vec(1), vec(2, 3)), backend.AllGatherOptions{})
-		require.NoError(t, err)
+		w := must.Get(b.AllGatherIntoTensorCoalesced(context.Background(), out, list(vec(1), vec(2, 3)), backend.AllGatherOptions{}))
 		require.NoError(t, w.Wait(context.Background()))
 		require.Equal(t, out, must.Get(w.Result()))
 	})
@@ -491,8 +488,7 @@ func TestSeveralTagsOverThreeMeshes(t *testing.T) {
 		outs := make([]*tensor.Tensor, 20)
 		for i := range outs {
 			outs[i] = vec(0)
-			w, err := b.ReduceScatter(ctx, outs[i], list(vec(r), vec(r+1), vec(r+2), vec(r+float32(i))), backend.ReduceScatterOptions{})
-			require.NoError(t, err)
+			w := must.Get(b.ReduceScatter(ctx, outs[i], list(vec(r), vec(r+1), vec(r+2), vec(r+float32(i))), backend.ReduceScatterOptions{}))
 			w2 := must.Get(b.Barrier(ctx, backend.BarrierOptions{}))
 			works = append(works, w, w2)
 		}

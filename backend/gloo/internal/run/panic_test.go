@@ -145,8 +145,7 @@ func TestCauseIsBounded(t *testing.T) {
 		bs := connected(t, time.Minute, same(wire, 2)...)
 		ctx, cancel := context.WithCancelCause(context.Background())
 		w := must.Get(bs[0].AllReduce(context.Background(), list(vec(1)), backend.AllReduceOptions{}))
-		own, err := bs[1].Recv(ctx, vec(1), 0, backend.P2POptions{})
-		require.NoError(t, err)
+		own := must.Get(bs[1].Recv(ctx, vec(1), 0, backend.P2POptions{}))
 		cause := errors.New("enough:\x1b[31m\n\xff\x00" + strings.Repeat("\u00e9", 10_000))
 		cancel(cause)
 		must.End(t, "the end", func() {
@@ -204,8 +203,7 @@ func TestWordsOfAbort(t *testing.T) {
 				defer cancel(nil)
 				var works []*work.Work
 				for r, b := range bs[:2] {
-					w, err := b.AllReduce([]context.Context{ctx, mine}[r], list(vec(1)), backend.AllReduceOptions{})
-					require.NoError(t, err)
+					w := must.Get(b.AllReduce([]context.Context{ctx, mine}[r], list(vec(1)), backend.AllReduceOptions{}))
 					works = append(works, w)
 				}
 				tc.end(bs[1], cancel)

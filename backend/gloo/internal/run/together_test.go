@@ -43,8 +43,7 @@ func TestTimeoutsTogether(t *testing.T) {
 			})
 			var works []*work.Work
 			for i := range messages {
-				w, err := b.Recv(context.Background(), vec(0), 1, backend.P2POptions{Tag: uint32(i), Timeout: time.Second})
-				require.NoError(t, err)
+				w := must.Get(b.Recv(context.Background(), vec(0), 1, backend.P2POptions{Tag: uint32(i), Timeout: time.Second}))
 				works = append(works, w)
 			}
 			for _, w := range works {

@@ -79,8 +79,7 @@ func TestRegisteredWorks(t *testing.T) {
 // TestCanMayRegister: nothing is locked while a work says whether it can do a call.
 func TestCanMayRegister(t *testing.T) {
 	device := tensor.DeviceType(60 + registrations.Add(1))
-	x, err := tensor.OnDevice(tensor.Float32, foreign{device}, 2)
-	require.NoError(t, err)
+	x := must.Get(tensor.OnDevice(tensor.Float32, foreign{device}, 2))
 	more := 0
 	made := func(why string) func([]*tensor.Tensor, run.Host) (func(context.Context) error, error) {
 		return func([]*tensor.Tensor, run.Host) (func(context.Context) error, error) { return nil, errors.New(why) }

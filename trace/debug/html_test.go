@@ -204,3 +204,12 @@ func TestLateRank(t *testing.T) {
 		}
 	}
 }
+
+func TestAgeText(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0 s", 0: "< 1 µs", 999: "< 1 µs", 1000: "1 µs", 1234 * time.Microsecond: "1.23 ms",
+		time.Second: "1.0 s", 3 * time.Minute: "3m0s",
+	} {
+		require.Equal(t, want, ageText(d))
+	}
+}

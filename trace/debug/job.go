@@ -677,7 +677,7 @@ func ageText(d time.Duration) string {
 	case d < 0:
 		return "0 s"
 	case d < time.Microsecond:
-		return fmt.Sprintf("%d ns", d.Nanoseconds())
+		return "< 1 µs"
 	case d < time.Millisecond:
 		return digits(float64(d)/float64(time.Microsecond)) + " µs"
 	case d < time.Second:

@@ -50,14 +50,14 @@ func plot(r *run, q query) []byte {
 		}
 		title := fmt.Sprintf("%s, %d ranks", w.op, w.ranks)
 		if n := len(panels); n == 0 || panels[n-1].title != title {
-			panels = append(panels, panel{title: title, axis: "time, lower is better", unit: shortTime,
+			panels = append(panels, panel{title: title, axis: "time over size, lower is better", unit: shortTime,
 				of: func(_ point, us float64) float64 { return us }})
 		}
 		p := &panels[len(panels)-1]
 		p.points = append(p.points, w)
 	}
 	if len(panels) == 1 {
-		panels = append(panels, panel{title: panels[0].title, axis: "bus bandwidth, higher is better", points: panels[0].points,
+		panels = append(panels, panel{title: panels[0].title, axis: "bus bandwidth over size, higher is better", points: panels[0].points,
 			of: bandwidth, unit: func(v float64) string { return fmt.Sprintf("%g GB/s", v) }, linear: true})
 	}
 	columns := min(len(panels), 2)

@@ -22,7 +22,7 @@
 //   - ddp: DistributedDataParallel: it averages gradients while the backward pass runs
 //   - store: where ranks meet: a TCP server, a file, Redis
 //   - trace: what each rank did; trace/debug is a page that shows it
-//   - backend: for authors of backends; backend/gloo is the CPU's, backend/cuda the GPU's
+//   - backend: for authors of backends; backend/gloo is for CPU tensors, backend/cuda and backend/nccl for CUDA tensors
 //   - cmd/c10d: the launcher, and commands that test, measure and explain a job
 //
 // README.md has the first steps, and docs/README.md an index.

@@ -69,7 +69,7 @@ type Options struct {
 	// on the way, the group fails with work.ErrCorrupted, and the error names the link. Without it
 	// only the headers of messages are protected: changed bytes of a tensor are noticed by nobody but
 	// TCP, whose checksum has 16 bits. It is enough that one rank of a pair sets it. TLS replaces it. The
-	// default is false because of its cost, which docs/tuning.md shows.
+	// default is false, because large messages take longer with it if the CPU is the limit.
 	Checksum bool
 
 	// TLS makes all connections TLS 1.3 with both sides authenticated, and the wire the native one; if
@@ -117,7 +117,6 @@ type Tuning struct {
 	// Lanes is the number of further connections to a peer, which the first message of 512 KiB
 	// opens. 0 means 2 to other hosts. Within the host it means 1 if there are 8 CPUs for each of
 	// the group's ranks there, and else none. Negative means none. The limit is 64.
-	// docs/tuning.md has figures.
 	Lanes int
 
 	// Poll is how long a goroutine that waits for messages polls the sockets before it sleeps. 0

@@ -1457,7 +1457,7 @@ func (l *modelLane) push(i int) bool {
 // TestModel holds that the protocol is right for 2, 4 and 8 ranks and any sizes.
 func TestModel(t *testing.T) {
 	for ranks, seeds := range map[int]uint64{2: 400, 3: 200, 4: 200, 8: 200} {
-		for seed := range seeds / testsize.Of[uint64](10, 4, 1) {
+		for seed := range seeds / testsize.Of[uint64](10, 8, 1) {
 			require.NoError(t, newModel(seed, ranks, nothing).run(), "%d ranks, seed %d", ranks, seed)
 		}
 	}
@@ -1493,7 +1493,7 @@ func TestModelLane(t *testing.T) {
 
 // TestModelTwoShots holds that two shots in one launch are right, and that each rule is needed for them.
 func TestModelTwoShots(t *testing.T) {
-	for seed := range uint64(150) {
+	for seed := range testsize.Of[uint64](15, 36, 150) {
 		ranks := []int{3, 4, 8}[seed%3]
 		require.NoError(t, makeModel(seed, ranks, nothing, onlyShots).run(), "%d ranks, seed %d", ranks, seed)
 		m := makeModel(seed, ranks, nothing, onlyShots)
@@ -1538,7 +1538,7 @@ func TestModelAbsent(t *testing.T) {
 
 // TestModelAborted holds that nothing comes to a rank whose kernel has failed and ended, whenever the waits end.
 func TestModelAborted(t *testing.T) {
-	for seed := range uint64(400) {
+	for seed := range testsize.Of[uint64](40, 100, 400) {
 		for _, ranks := range []int{2, 4, 8} {
 			m := newModel(seed, ranks, nothing)
 			m.abort = int(seed*7919) % (mostSteps * ranks)

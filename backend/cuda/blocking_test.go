@@ -22,14 +22,26 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// blockingWays are groups whose operations have a host's part, on a driver whose launches block as with
-// CUDA_LAUNCH_BLOCKING=1.
-var blockingWays = []struct {
+type blockingWay struct {
 	name   string
 	setup  func() setup
 	layout shape
 	more   func(c sim.Call) bool // calls that block too; nil for launches only
-}{
+}
+
+// begin is f for ranks that share memory as the way needs it.
+func (w *blockingWay) begin(f func(t *testing.T)) func(t *testing.T) {
+	return func(t *testing.T) {
+		if strings.Contains(w.name, "one kernel") {
+			aProcessEach(t)
+		}
+		onVirtualTime(t, f)
+	}
+}
+
+// blockingWays are groups whose operations have a host's part, on a driver whose launches block as with
+// CUDA_LAUNCH_BLOCKING=1.
+var blockingWays = []blockingWay{
 	{name: "clusters", setup: func() setup { return clustered(2, 2) }, layout: flat(300)},
 	{name: "through the host", setup: hostOnly, layout: laid(3, 400)},
 	{name: "through the host in parts", setup: hostOnly, layout: laid(3, 2000), more: func(sim.Call) bool { return true }},
@@ -60,10 +72,7 @@ func blocking(i int) (setup, shape) {
 // well.
 func TestBlockingLaunches(t *testing.T) {
 	for i, way := range blockingWays {
-		t.Run(way.name, func(t *testing.T) {
-			if strings.Contains(way.name, "one kernel") {
-				aProcessEach(t)
-			}
+		t.Run(way.name, way.begin(func(t *testing.T) {
 			for run := range testsize.Of(1, 2, 10) {
 				s, layout := blocking(i)
 				s.sim.Seed = uint64(run)
@@ -78,7 +87,7 @@ func TestBlockingLaunches(t *testing.T) {
 				})
 				w.end()
 			}
-		})
+		}))
 	}
 }
 
@@ -110,10 +119,7 @@ func TestBlockingEnds(t *testing.T) {
 	const timeout, slack = time.Second, 10 * time.Second
 	for i, way := range blockingWays {
 		for _, by := range []string{"timeout", "Abort", "Close"} {
-			t.Run(way.name+" "+by, func(t *testing.T) {
-				if strings.Contains(way.name, "one kernel") {
-					aProcessEach(t)
-				}
+			t.Run(way.name+" "+by, way.begin(func(t *testing.T) {
 				for range testsize.Of(1, 1, 10) {
 					s, layout := blocking(i)
 					s.timeout = patience
@@ -178,7 +184,7 @@ func TestBlockingEnds(t *testing.T) {
 					})
 					w.end()
 				}
-			})
+			}))
 		}
 	}
 }
@@ -187,7 +193,7 @@ func TestBlockingEnds(t *testing.T) {
 func TestLaunchThatDoesNotReturn(t *testing.T) {
 	t.Setenv("CUDA_LAUNCH_BLOCKING", "1")
 	for i, way := range blockingWays[:2] {
-		t.Run(way.name, func(t *testing.T) {
+		t.Run(way.name, virtually(func(t *testing.T) {
 			s, layout := blocking(i)
 			var hold atomic.Bool
 			release := make(chan struct{})
@@ -253,7 +259,7 @@ func TestLaunchThatDoesNotReturn(t *testing.T) {
 				var race *sim.Race // the simulator does not see by which words the hosts of ranks wait for each other
 				require.ErrorAs(t, f, &race)
 			}
-		})
+		}))
 	}
 }
 
@@ -261,7 +267,7 @@ func TestLaunchThatDoesNotReturn(t *testing.T) {
 func TestCloseDuringACall(t *testing.T) {
 	defer cuda.SetCloseLimit(100 * time.Millisecond)()
 	for _, way := range []string{"host", "kernels", "feeder"} {
-		t.Run(way, func(t *testing.T) {
+		t.Run(way, virtually(func(t *testing.T) {
 			s := directly(2)
 			switch way {
 			case "host":
@@ -307,6 +313,6 @@ func TestCloseDuringACall(t *testing.T) {
 				x.free()
 			}
 			w.m.Close()
-		})
+		}))
 	}
 }

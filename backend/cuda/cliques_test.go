@@ -16,6 +16,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -94,7 +95,7 @@ func (x *rank) explains(text string) error { return says(errors.New(x.does(work.
 // kernels, and Explain says so. Calls that no kernels can do go through the host.
 func TestCliques(t *testing.T) {
 	for _, c := range cliqueCases {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(c.name, virtually(func(t *testing.T) {
 			s := c.setup()
 			s.limit, s.timeout = 5*patience, 5*patience
 			w := newWorld(t, s)
@@ -130,8 +131,11 @@ func TestCliques(t *testing.T) {
 							continue
 						}
 						sizes := []int{0, 1, c.size - 1, 7 * (i + k), 3001}
-						if c.size > 4 {
+						if c.name != "two pairs" && !testsize.Long() {
 							sizes = sizes[(i+k)%5:][:1]
+							if testing.Short() && (i+k)%4 != 0 {
+								continue
+							}
 						}
 						if err := x.allReduces(d, op, sizes, r, rng); err != nil {
 							return fmt.Errorf("%v of %v: %w", op, d, err)
@@ -143,14 +147,14 @@ func TestCliques(t *testing.T) {
 				return errors.Join(err, x.goes(cuda.ClustersWork))
 			})
 			w.end()
-		})
+		}))
 	}
 }
 
 // TestCliqueCollectives has operations of all kinds at a time, in chunks, under the checker of orders. Only some go
 // through the clusters. Some have several tensors of a rank, or tensors in CPU memory.
 func TestCliqueCollectives(t *testing.T) {
-	eachSeed(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
+	inRealTime(t, 1, func(t *testing.T, seed uint64, s sim.Semantics) {
 		rng := random(t, seed)
 		c := cliqueCases[rng.IntN(len(cliqueCases)-1)]
 		if seed%8 == 5 {
@@ -185,7 +189,7 @@ func TestCliqueCollectives(t *testing.T) {
 // TestCliquesRefuse has cliques that cannot use kernels on some rank. All ranks go through the host then, also those of
 // other cliques.
 func TestCliquesRefuse(t *testing.T) {
-	t.Run("ranks share a device", func(t *testing.T) {
+	t.Run("ranks share a device", virtually(func(t *testing.T) {
 		s := directly(4)
 		s.sim.Devices = 3 // ranks 0 and 3 share one
 		s.sim.Topology.NoPeer = func(a, b int) bool { return a == 0 || b == 0 }
@@ -197,8 +201,8 @@ func TestCliquesRefuse(t *testing.T) {
 		})
 		require.Empty(t, w.ranks[1].b.Explain().Clusters)
 		w.end()
-	})
-	t.Run("kernels are not loaded", func(t *testing.T) {
+	}))
+	t.Run("kernels are not loaded", virtually(func(t *testing.T) {
 		s := cliqueCases[3].setup()
 		s.vary = func(o *cuda.Options, r int) {
 			o.Driver = &loading{o.Driver, func(image string) error {
@@ -213,8 +217,8 @@ func TestCliquesRefuse(t *testing.T) {
 			w.each(func(x *rank, r int) error { return errors.Join(x.adds(d, r), x.goes(cuda.HostWork)) })
 		}
 		w.end()
-	})
-	t.Run("sums in rank order", func(t *testing.T) {
+	}))
+	t.Run("sums in rank order", virtually(func(t *testing.T) {
 		s := cliqueCases[1].setup()
 		s.vary = func(o *cuda.Options, _ int) {
 			h := o.CPUOptions.(gloo.Options)
@@ -227,8 +231,8 @@ func TestCliquesRefuse(t *testing.T) {
 			return errors.Join(err, x.goes(cuda.HostWork), x.explains("not clusters: rank 0: gloo.Options.Sums"))
 		})
 		w.end()
-	})
-	t.Run("clusters by hand", func(t *testing.T) {
+	}))
+	t.Run("clusters by hand", virtually(func(t *testing.T) {
 		s := clustered(1, 3)
 		s.sim.Topology.NoPeer = cliqueCases[1].apart
 		w := newWorld(t, s)
@@ -238,8 +242,8 @@ func TestCliquesRefuse(t *testing.T) {
 		require.Equal(t, []int{1, 2, 3}, w.ranks[0].b.Explain().Clusters[1].Ranks)
 		require.Contains(t, w.ranks[1].b.Explain().Choices[0].Why, "inside the cluster: on the hosts: rank 1: window")
 		w.end()
-	})
-	t.Run("nobody reaches another", func(t *testing.T) {
+	}))
+	t.Run("nobody reaches another", virtually(func(t *testing.T) {
 		s := directly(4)
 		s.sim.Topology.NoPeer = func(int, int) bool { return true }
 		w := newWorld(t, s)
@@ -248,7 +252,7 @@ func TestCliquesRefuse(t *testing.T) {
 			return errors.Join(err, x.goes(cuda.HostWork), x.explains("not clusters: the ranks form one cluster"))
 		})
 		w.end()
-	})
+	}))
 }
 
 // TestCliquesCapture has a capture refused: what goes through clusters needs the hosts.

@@ -5,7 +5,6 @@ package cuda_test
 import (
 	"bytes"
 	"errors"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -101,7 +100,7 @@ func TestF26Mutations(t *testing.T) {
 				}
 				v := must.Get(c.call(x, out.t, in.t))
 				for hold && r == 0 && arrived.Load() < c.hold && !v.IsCompleted() {
-					runtime.Gosched()
+					time.Sleep(10 * time.Microsecond)
 				}
 				open()
 				s := x.caller(r)
@@ -138,20 +137,22 @@ func mutate(t *testing.T, s setup, f func(x *rank, r int, seed uint64) error) {
 	s.timeout = patience
 	s.sim.Seed, s.sim.Quiet = 3, true
 	var calls []sim.Call
-	w := newWorld(t, s)
 	began := false
 	orders := map[string]bool{"Record": true, "Wait": true, "WaitValue": true, "WriteValue": true}
 	streams := map[string]bool{"rank 0/rank 0 direct": true, "rank 0/rank 0 down.0": true, "rank 0/rank 0 up.0": true, "rank 0/caller 0.0": true}
-	w.m.Skip(func(c sim.Call) bool {
-		began = began || c.Stream == "rank 0/caller 0.0" && c.Name == "Record" && c.K == 1
-		if began && orders[c.Name] && streams[c.Stream] {
-			calls = append(calls, c)
-		}
-		return false
+	onVirtualTime(t, func(t *testing.T) {
+		w := newWorld(t, s)
+		w.m.Skip(func(c sim.Call) bool {
+			began = began || c.Stream == "rank 0/caller 0.0" && c.Name == "Record" && c.K == 1
+			if began && orders[c.Name] && streams[c.Stream] {
+				calls = append(calls, c)
+			}
+			return false
+		})
+		require.NoError(t, run(w))
+		w.m.Skip(nil)
+		w.end()
 	})
-	require.NoError(t, run(w))
-	w.m.Skip(nil)
-	w.end()
 	// A word that is not written comes late, with the next one; but not a stream's last. The mark of the operation's
 	// end, which is the last word of the stream up, comes late too: from the host.
 	const up = "rank 0/rank 0 up.0"
@@ -189,7 +190,7 @@ func mutate(t *testing.T, s setup, f func(x *rank, r int, seed uint64) error) {
 			var err error
 			for seed := uint64(0); err == nil && seed < mutationSeeds; seed++ {
 				s.sim.Seed = seed
-				err = withoutCall(t, s, m, run)
+				onVirtualTime(t, func(t *testing.T) { err = withoutCall(t, s, m, run) })
 				var race *sim.Race
 				if m.Name != "WriteValue" && errors.Is(err, work.ErrTimeout) && !errors.As(err, &race) {
 					err = nil // the machine may be busy

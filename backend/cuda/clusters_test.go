@@ -457,33 +457,33 @@ func TestMixedTensors(t *testing.T) {
 		}
 	}
 	through := setup{size: 3, sim: sim.Config{Devices: 3}}
-	t.Run("kernels", func(t *testing.T) { run(t, directly(3), some(1)) })
-	t.Run("kernels, first call on the CPU", func(t *testing.T) { run(t, directly(2), some(0)) })
-	t.Run("the host", func(t *testing.T) { run(t, through, some(0, 2)) })
-	t.Run("all on the CPU", func(t *testing.T) { run(t, through, some(0, 1, 2)) })
-	t.Run("clusters", func(t *testing.T) { run(t, clustered(2, 2, 1), some(0, 3, 4)) })
-	t.Run("clusters, 1 and 1", func(t *testing.T) { run(t, clustered(1, 1), some(1)) })
-	t.Run("clusters without kernels", func(t *testing.T) {
+	t.Run("kernels", virtually(func(t *testing.T) { run(t, directly(3), some(1)) }))
+	t.Run("kernels, first call on the CPU", virtually(func(t *testing.T) { run(t, directly(2), some(0)) }))
+	t.Run("the host", virtually(func(t *testing.T) { run(t, through, some(0, 2)) }))
+	t.Run("all on the CPU", virtually(func(t *testing.T) { run(t, through, some(0, 1, 2)) }))
+	t.Run("clusters", virtually(func(t *testing.T) { run(t, clustered(2, 2, 1), some(0, 3, 4)) }))
+	t.Run("clusters, 1 and 1", virtually(func(t *testing.T) { run(t, clustered(1, 1), some(1)) }))
+	t.Run("clusters without kernels", virtually(func(t *testing.T) {
 		s := clustered(2, 2)
 		s.sim.Kernels = nil
 		run(t, s, some(0, 3))
-	})
-	t.Run("clusters, all_reduce by another work", func(t *testing.T) {
+	}))
+	t.Run("clusters, all_reduce by another work", virtually(func(t *testing.T) {
 		s := clustered(2, 1)
 		s.options.AllReduce = cuda.HostWork
 		run(t, s, some(2))
-	})
-	t.Run("clusters, some of ranks without a device", func(t *testing.T) {
+	}))
+	t.Run("clusters, some of ranks without a device", virtually(func(t *testing.T) {
 		run(t, withoutDevices(directly(4), 1, 3), some(0, 1, 3))
-	})
-	t.Run("no rank has a device", func(t *testing.T) {
+	}))
+	t.Run("no rank has a device", virtually(func(t *testing.T) {
 		run(t, withoutDevices(setup{size: 2}, 0, 1), some(0, 1))
-	})
-	t.Run("clusters, broadcast by table", func(t *testing.T) {
+	}))
+	t.Run("clusters, broadcast by table", virtually(func(t *testing.T) {
 		s := clustered(2, 1)
 		s.options.Table = tableOf(t, "broadcast hosts 3 2 1000 flat 1\n")
 		run(t, s, some(2))
-	})
+	}))
 }
 
 // drawSetup returns a setup of one cluster with size ranks, of several clusters, or without kernels.
@@ -648,7 +648,7 @@ func TestF29ClustersFailedCalls(t *testing.T) {
 
 func clustersFailedCalls(t *testing.T, met bool) {
 	buckets := make([]*bucket, 3)
-	fresh := func(k int) *world {
+	fresh := func(t *testing.T, k int) *world {
 		s := clustered(2, 1).quietly()
 		s.options = cuda.Options{Chunk: 140} // 3 chunks
 		s.sim.Seed, s.sim.Semantics = uint64(k), sim.Semantics(k%2)

@@ -353,10 +353,10 @@ func TestDeviceFailedCalls(t *testing.T) {
 		t.Run(fmt.Sprintf("first %v %s", tc.first, tc.way), func(t *testing.T) {
 			others, step := 0, 1
 			if tc.first {
-				step = testsize.Of(5, 5, 1)
+				step = testsize.Of(11, 5, 1)
 			}
 			buckets := make([]*bucket, 2)
-			fresh := func(k int) *world {
+			fresh := func(t *testing.T, k int) *world {
 				s := onDevices(2)
 				s.options.AllReduce, s.options.DTypes = tc.way, []tensor.DType{tensor.Int32}
 				s = s.quietly()

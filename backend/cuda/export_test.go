@@ -10,6 +10,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
+	"github.com/c10d-go/c10d/backend/cuda/internal/pause"
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
@@ -22,6 +23,14 @@ func SetCloseLimit(d time.Duration) func() {
 	old := group.CloseLimit
 	group.CloseLimit = d
 	return func() { group.CloseLimit = old }
+}
+
+// VirtualTime has goroutines that wait for devices sleep at once, and other processes open no memory of this one, until
+// the function that it returns is called.
+func VirtualTime() func() {
+	old := pause.Yield
+	pause.Yield, region.Passes = 0, false
+	return func() { pause.Yield, region.Passes = old, true }
 }
 
 // SetGrace changes how long an operation that has failed waits for the kernels of other ranks, until the function that it
@@ -83,6 +92,9 @@ func Underway() func() {
 	n := pool.Underway.Load()
 	return func() { pool.Underway.Store(n) }
 }
+
+// ProcessEach reports whether ranks of this process are as those of several.
+func ProcessEach() bool { return !region.OwnProcess }
 
 // PageSize is the bytes of a region of words.
 const PageSize = region.PageSize

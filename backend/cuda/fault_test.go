@@ -178,7 +178,7 @@ func TestT07FailedCalls(t *testing.T) {
 				aProcessEach(t)
 			}
 			buckets := make([]*bucket, 2)
-			fresh := func(k int) *world {
+			fresh := func(t *testing.T, k int) *world {
 				s := setup{
 					size: 2, timeout: patience, sim: sim.Config{Devices: 2, Seed: uint64(k), Semantics: sim.Semantics(k % 2), Quiet: true},
 					options: cuda.Options{Chunk: 160, Slots: 2},

@@ -51,7 +51,7 @@ func (f fullStream) Wait(e driver.Event) error {
 func TestFullCaller(t *testing.T) {
 	for _, way := range []string{cuda.DirectWork, cuda.HostWork} {
 		for _, blocked := range []string{"call", "Synchronize"} {
-			t.Run(way+" "+blocked, func(t *testing.T) {
+			t.Run(way+" "+blocked, virtually(func(t *testing.T) {
 				w := newWorld(t, setup{
 					size: 2, timeout: patience, sim: sim.Config{Devices: 2, Kernels: simkernels.All()},
 					options: cuda.Options{AllReduce: way},
@@ -100,7 +100,7 @@ func TestFullCaller(t *testing.T) {
 				if noLifetime(t, w.m); way == cuda.HostWork {
 					require.NoError(t, err)
 				}
-			})
+			}))
 		}
 	}
 }

@@ -350,7 +350,9 @@ func TestGPUMissing(t *testing.T) {
 }
 
 // TestSimulatedMissing is TestGPUMissing on simulated devices.
-func TestSimulatedMissing(t *testing.T) {
+func TestSimulatedMissing(t *testing.T) { onVirtualTime(t, testSimulatedMissing) }
+
+func testSimulatedMissing(t *testing.T) {
 	for _, way := range ways {
 		d := must.Get(sim.Open(sim.Config{Devices: 2, Kernels: simkernels.All(), NoCheck: true}))
 		goroutines(t, d, way, []int{0, 1}, missing)
@@ -524,7 +526,13 @@ func processes(t *testing.T, dir func() string, devices [2]int) {
 			continue
 		}
 		for _, end := range []string{endWell, endIdle, endHeld, endAtWork} {
-			t.Run(way.name+"/"+end, func(t *testing.T) { process(t, dir(), devices, i, end) })
+			t.Run(way.name+"/"+end, func(t *testing.T) {
+				at := dir()
+				if at != "" { // simulated devices of its own
+					t.Parallel()
+				}
+				process(t, at, devices, i, end)
+			})
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -61,6 +62,23 @@ type rank struct {
 	arena   *arena // that pairs lie in; nil if each has memory of its own
 
 	mixes func(rng *rand.Rand) bool // whether a tensor is in CPU memory; nil if none is
+}
+
+// onVirtualTime runs f in a bubble of synctest: the streams' delays and the limits cost no time. There is no network,
+// so s.native is false. Ranks that open each other's memory as processes do are in real time.
+func onVirtualTime(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	if cuda.ProcessEach() {
+		f(t)
+		return
+	}
+	defer cuda.VirtualTime()()
+	synctest.Test(t, f)
+}
+
+// virtually is f on virtual time.
+func virtually(f func(t *testing.T)) func(t *testing.T) {
+	return func(t *testing.T) { onVirtualTime(t, f) }
 }
 
 type setup struct {
@@ -387,8 +405,15 @@ func random(tb testing.TB, seed uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 5))
 }
 
-// eachSeed runs f with the seeds, under both meanings of events in turn.
+// eachSeed runs f with the seeds, under both meanings of events in turn, on virtual time.
 func eachSeed(t *testing.T, longer int, f func(t *testing.T, seed uint64, s sim.Semantics)) {
+	inRealTime(t, longer, func(t *testing.T, seed uint64, s sim.Semantics) {
+		onVirtualTime(t, func(t *testing.T) { f(t, seed, s) })
+	})
+}
+
+// inRealTime is eachSeed for what waits for the network, or for other tests.
+func inRealTime(t *testing.T, longer int, f func(t *testing.T, seed uint64, s sim.Semantics)) {
 	n := max(testsize.Of(4, 8, 40)/longer, 2)
 	for seed := range uint64(n) {
 		s := sim.Semantics(seed % 2)

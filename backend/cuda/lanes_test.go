@@ -308,7 +308,9 @@ func TestLaneBehindAny(t *testing.T) {
 
 // TestLaneFull posts more messages than a lane has room for, before their receives: those behind wait in
 // goroutines, and no call blocks.
-func TestLaneFull(t *testing.T) {
+func TestLaneFull(t *testing.T) { onVirtualTime(t, testLaneFull) }
+
+func testLaneFull(t *testing.T) {
 	const many = 150
 	w := newWorld(t, directly(2))
 	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })

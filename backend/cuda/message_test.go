@@ -20,7 +20,9 @@ import (
 // TestManyMessages posts 100 receives, each with a stream ordered after it, for messages
 // that are sent in the opposite order, behind a collective. They take two streams a device
 // and rank, whatever their number.
-func TestManyMessages(t *testing.T) {
+func TestManyMessages(t *testing.T) { onVirtualTime(t, testManyMessages) }
+
+func testManyMessages(t *testing.T) {
 	const many = 100
 	w := newWorld(t, setup{size: 2, timeout: patience, sim: sim.Config{Devices: 2}})
 	all := func(x *rank, r int) (ps []*pair, err error) {

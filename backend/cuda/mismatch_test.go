@@ -74,14 +74,18 @@ func TestMismatch(t *testing.T) {
 	for name, s := range map[string]setup{"host": host, "device": device, "native host": native} {
 		for i, c := range mismatches {
 			for _, first := range []bool{true, false} {
-				t.Run(fmt.Sprintf("%s/%s/first %v", name, c.name, first), func(t *testing.T) {
-					s.sim.Seed = uint64(i)
+				run := func(t *testing.T) {
 					s := s.quietly()
+					s.sim.Seed = uint64(i)
 					if name != "device" {
 						s.sim.Kernels = nil
 					}
 					mismatch(t, newWorld(t, s), c.a, c.b, i%3, first)
-				})
+				}
+				if !s.native {
+					run = virtually(run)
+				}
+				t.Run(fmt.Sprintf("%s/%s/first %v", name, c.name, first), run)
 			}
 		}
 	}

@@ -66,7 +66,9 @@ func TestMixedClose(t *testing.T) {
 
 // TestMixedStuck closes a group while a device holds up an operation: what stands for tensors in CPU memory there
 // is not freed.
-func TestMixedStuck(t *testing.T) {
+func TestMixedStuck(t *testing.T) { onVirtualTime(t, testMixedStuck) }
+
+func testMixedStuck(t *testing.T) {
 	defer cuda.SetCloseLimit(100 * time.Millisecond)()
 	w := newWorld(t, setup{size: 2, timeout: 300 * time.Millisecond, sim: sim.Config{Devices: 2}}.quietly())
 	gates := make([]driver.HostMemory, 2)

@@ -69,7 +69,9 @@ func TestF07OneToAllDevice(t *testing.T) {
 // TestF07Tree broadcasts and all-reduces six tensors of each rank, on six devices. On every rank they get the data
 // down a tree: three copies by the device that has it first, and one each by two of the others. A tree of tensors on one
 // device, and one of more tensors than a tree has, are right too (F-01, F-07).
-func TestF07Tree(t *testing.T) {
+func TestF07Tree(t *testing.T) { onVirtualTime(t, testF07Tree) }
+
+func testF07Tree(t *testing.T) {
 	const ranks, tensors = 2, 6
 	for seed := range uint64(4) {
 		w := newWorld(t, setup{size: ranks, sim: sim.Config{Devices: tensors, Seed: seed, Semantics: sim.Semantics(seed % 2), Kernels: simkernels.All()}})

@@ -358,7 +358,7 @@ func TestT03T04OneToAll(t *testing.T) {
 func TestT07OneToAll(t *testing.T) {
 	for _, way := range []string{cuda.BroadcastFlat, cuda.BroadcastChain, cuda.BroadcastDirect} {
 		all := make([][]*tensor.Tensor, 3)
-		fresh := func(k int) *world {
+		fresh := func(t *testing.T, k int) *world {
 			s := setup{
 				size: 3, timeout: patience, sim: sim.Config{Devices: 3, Seed: uint64(k), Semantics: sim.Semantics(k % 2), Quiet: true},
 				options: cuda.Options{Chunk: 100, Slots: 2, Broadcast: way},
@@ -397,7 +397,9 @@ func (x *rank) connect(r int) (err error) {
 
 // TestOneToAllSteadyState holds that broadcasts make neither streams nor memory
 // once those before them have (R11).
-func TestOneToAllSteadyState(t *testing.T) {
+func TestOneToAllSteadyState(t *testing.T) { onVirtualTime(t, testOneToAllSteadyState) }
+
+func testOneToAllSteadyState(t *testing.T) {
 	for _, way := range append(hostWays, cuda.BroadcastDirect) {
 		w := newWorld(t, setup{
 			size: 3, sim: sim.Config{Devices: 3, NoDelays: true, Kernels: simkernels.All()},

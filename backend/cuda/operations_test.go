@@ -27,12 +27,14 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
 var (
-	operations    = flag.Int("operations", 200, "how many random operations TestSimulatedOperations and TestGPUOperations do in a group")
+	operations = flag.Int("operations", 0,
+		"how many random operations a group of TestGPUOperations or TestSimulatedOperations does; 0: by testsize")
 	operationSeed = flag.Uint64("operation-seed", 0, "seed of random operations; 0 takes one from the clock")
 )
 
@@ -53,8 +55,9 @@ func randomOperations(t *testing.T, dir func() string) {
 				if seed == 0 {
 					seed = uint64(time.Now().UnixNano())
 				}
-				t.Logf("%d operations; repeat with -operation-seed %d", *operations, seed)
-				t.Setenv(envOperations, strconv.Itoa(*operations))
+				n := cmp.Or(*operations, testsize.Of(50, 100, 1000))
+				t.Logf("%d operations; repeat with -operation-seed %d", n, seed)
+				t.Setenv(envOperations, strconv.Itoa(n))
 				t.Setenv(envSeed, strconv.FormatUint(seed, 10))
 				if table != "" {
 					table = tableOf(t, table)

@@ -91,7 +91,7 @@ func TestCloseAndShutdown(t *testing.T) {
 			return nil
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, virtually(func(t *testing.T) {
 			w := newWorld(t, setup{size: 2, options: cuda.Options{AllReduce: cuda.HostWork}, timeout: time.Hour})
 			var ys [2]*vector
 			for r, x := range w.ranks {
@@ -108,9 +108,9 @@ func TestCloseAndShutdown(t *testing.T) {
 			require.Equal(t, 1, e.Peer)
 			require.ErrorContains(t, err, "rank 1 left the group while others needed it: it called Close with all_reduce seq 0 open")
 			w.drop(t)
-		})
+		}))
 	}
-	t.Run("Shutdown waits", func(t *testing.T) {
+	t.Run("Shutdown waits", virtually(func(t *testing.T) {
 		w := newWorld(t, setup{size: 2, options: cuda.Options{AllReduce: cuda.HostWork}, timeout: patience})
 		w.each(func(x *rank, r int) error {
 			var err error
@@ -121,8 +121,8 @@ func TestCloseAndShutdown(t *testing.T) {
 			return err
 		})
 		w.drop(t)
-	})
-	t.Run("Shutdown while an operation waits for room", func(t *testing.T) {
+	}))
+	t.Run("Shutdown while an operation waits for room", virtually(func(t *testing.T) {
 		defer cuda.SetMostQueued(0)()
 		w := newWorld(t, setup{size: 2, options: cuda.Options{AllReduce: cuda.HostWork}, timeout: time.Hour})
 		x := w.ranks[1]
@@ -139,5 +139,5 @@ func TestCloseAndShutdown(t *testing.T) {
 		require.ErrorIs(t, x.b.Shutdown(ctx), context.DeadlineExceeded)
 		require.Less(t, time.Since(start), 20*time.Second)
 		w.drop(t)
-	})
+	}))
 }

@@ -61,7 +61,7 @@ func TestManyRuns(t *testing.T) {
 		{"device", simkernels.All(), "", ""},
 		{"no kernels", nil, "", ""},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(c.name, virtually(func(t *testing.T) {
 			w := newWorld(t, setup{
 				size: 3, sim: sim.Config{Devices: 3, Seed: 4, NoDelays: true, Kernels: c.kernels},
 				options: cuda.Options{Chunk: 3000, AllReduce: c.allReduce, Broadcast: c.broadcast},
@@ -84,7 +84,7 @@ func TestManyRuns(t *testing.T) {
 				})
 			}
 			w.end()
-		})
+		}))
 	}
 }
 
@@ -115,7 +115,7 @@ func TestScattered(t *testing.T) {
 			if way == "no kernels" && c.runs > 10_000 || c.runs > testsize.Of(10_000, 10_000, 1_000_000) {
 				continue // by copies of a byte
 			}
-			t.Run(way+" "+c.name, func(t *testing.T) {
+			t.Run(way+" "+c.name, virtually(func(t *testing.T) {
 				s := setup{
 					size: 2, timeout: 5 * patience, sim: sim.Config{Devices: 2, Seed: 7, NoDelays: true, Kernels: simkernels.All()},
 					options: cuda.Options{Chunk: 4000, AllReduce: way, Broadcast: cuda.BroadcastDirect},
@@ -177,7 +177,7 @@ func TestScattered(t *testing.T) {
 					}
 				}
 				w.end()
-			})
+			}))
 		}
 	}
 }
@@ -242,7 +242,7 @@ func TestManyTensors(t *testing.T) {
 		kernels map[string]sim.Kernel
 	}{{cuda.HostWork, nil}, {cuda.DirectWork, simkernels.All()}} {
 		for name, f := range lists {
-			t.Run(c.way+" "+name, func(t *testing.T) {
+			t.Run(c.way+" "+name, virtually(func(t *testing.T) {
 				w := newWorld(t, setup{
 					size: 2, timeout: patience, sim: sim.Config{Devices: 2, Seed: 1, NoDelays: true, Kernels: c.kernels},
 					options: cuda.Options{Chunk: 4000, AllReduce: c.way, Broadcast: c.way},
@@ -275,7 +275,7 @@ func TestManyTensors(t *testing.T) {
 				})
 				require.Equal(t, seq+1, w.ranks[0].b.Seq())
 				w.end()
-			})
+			}))
 		}
 	}
 }
@@ -337,7 +337,7 @@ func TestLongFails(t *testing.T) {
 func failEach(t *testing.T, way int, name string, step int) {
 	c := longWays[way]
 	var all [][]*tensor.Tensor
-	fresh := func(k int) *world {
+	fresh := func(t *testing.T, k int) *world {
 		s := setup{
 			size: 2, timeout: patience, sim: sim.Config{Devices: 2, Seed: uint64(k), Quiet: true, NoDelays: true},
 			options: cuda.Options{Chunk: 400, Slots: 2, AllReduce: cuda.HostWork},
@@ -369,7 +369,7 @@ func TestLongEnds(t *testing.T) {
 			continue
 		}
 		for how, want := range map[string]error{"dies": work.ErrPeerDied, "does not come": work.ErrTimeout, "context": work.ErrCanceled, "abort": work.ErrAborted} {
-			t.Run(c.name+" "+how, func(t *testing.T) {
+			t.Run(c.name+" "+how, virtually(func(t *testing.T) {
 				w := newWorld(t, setup{
 					size: 2, timeout: patience, sim: sim.Config{Devices: 2, Quiet: true},
 					options: cuda.Options{Chunk: 400, Slots: 2, Broadcast: cuda.BroadcastFlat},
@@ -411,14 +411,16 @@ func TestLongEnds(t *testing.T) {
 				_, err = x.b.Barrier(w.ctx, backend.BarrierOptions{})
 				require.Error(t, err, "the group is of no more use")
 				w.drop(t)
-			})
+			}))
 		}
 	}
 }
 
 // TestLongMessage receives a tensor run by run, whose sender first waits for a collective.
 // The receive holds that up neither at the call nor on a stream.
-func TestLongMessage(t *testing.T) {
+func TestLongMessage(t *testing.T) { onVirtualTime(t, testLongMessage) }
+
+func testLongMessage(t *testing.T) {
 	w := newWorld(t, setup{size: 2, timeout: patience, sim: sim.Config{Devices: 1}})
 	w.each(func(x *rank, r int) error {
 		p, err := x.pairOf(rand.New(rand.NewPCG(1, uint64(r))), tensor.Int32, 0, shape{[]int{1000}, []int{2}, 0, 2000}, true)

@@ -52,7 +52,7 @@ func TestF33Phases(t *testing.T) {
 			return x.b.AllToAll(x.ctx, quarters[:2], quarters[2:], backend.AllToAllOptions{})
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, virtually(func(t *testing.T) {
 			s := setup{size: 2, sim: sim.Config{Devices: 2}, options: cuda.Options{Chunk: n, AllReduce: cuda.HostWork, Broadcast: cuda.BroadcastHost}}
 			phases := map[string]time.Duration{}
 			var first, last time.Duration
@@ -79,6 +79,6 @@ func TestF33Phases(t *testing.T) {
 			require.NotZero(t, phases["host"])
 			sum := phases["down"] + phases["host"] + phases["up"]
 			require.InEpsilon(t, float64(last-first), float64(sum), 0.05, "%v, and the whole took %v", phases, last-first)
-		})
+		}))
 	}
 }

@@ -147,7 +147,9 @@ func TestRegisteredFreed(t *testing.T) {
 
 // TestRegisteredOutOfOrder receives into a tensor whose elements are not in order. Peers may not write straight into the
 // registered memory that it lies in.
-func TestRegisteredOutOfOrder(t *testing.T) {
+func TestRegisteredOutOfOrder(t *testing.T) { onVirtualTime(t, testRegisteredOutOfOrder) }
+
+func testRegisteredOutOfOrder(t *testing.T) {
 	const size, rows, columns, left = 2, 3, 40_000, 1000
 	w := newWorld(t, onDevices(size))
 	w.each(func(x *rank, r int) error {

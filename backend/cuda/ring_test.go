@@ -16,6 +16,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -55,8 +56,8 @@ var around = []work.OpType{
 // TestRing has ordinary calls in groups that have a ring. Those that can go round it do, and Explain says so. The
 // others go through the host.
 func TestRing(t *testing.T) {
-	for _, c := range ringCases {
-		t.Run(fmt.Sprintf("%s of %d", c.name, c.size), func(t *testing.T) {
+	for n, c := range ringCases {
+		t.Run(fmt.Sprintf("%s of %d", c.name, c.size), virtually(func(t *testing.T) {
 			s := c.setup()
 			s.limit, s.timeout = 5*patience, 5*patience
 			w := newWorld(t, s)
@@ -67,7 +68,7 @@ func TestRing(t *testing.T) {
 							continue
 						}
 						sizes := []int{0, 1, c.size - 1, 7 * (i + k), 3001}
-						if c.size > 4 {
+						if n > 0 && !testsize.Long() {
 							sizes = sizes[(i+k)%5:][:1]
 						}
 						rng := rand.New(rand.NewPCG(uint64(r), uint64(i)))
@@ -95,7 +96,7 @@ func TestRing(t *testing.T) {
 				return nil
 			})
 			w.end()
-		})
+		}))
 	}
 }
 

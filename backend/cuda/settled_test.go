@@ -31,7 +31,7 @@ func TestCloseWaitsForStreams(t *testing.T) {
 			return b.Reduce(ctx, x, backend.ReduceOptions{})
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, virtually(func(t *testing.T) {
 			w := newWorld(t, setup{size: 2, sim: sim.Config{Devices: 1, Quiet: true}, options: cuda.Options{Chunk: 160, Slots: 2}})
 			gate := must.Get(w.ranks[0].d.AllocHost(4))
 			gate.Store32(0, 0)
@@ -64,7 +64,7 @@ func TestCloseWaitsForStreams(t *testing.T) {
 			require.NoError(t, gate.Close())
 			w.m.Close() // reports what Close left
 			noLifetime(t, w.m)
-		})
+		}))
 	}
 }
 

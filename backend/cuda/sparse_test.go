@@ -403,7 +403,7 @@ func sparseWorlds(size int) map[string]setup {
 // TestF18Sparse all-reduces random sparse tensors on every kind of group, several at a time. The outcome is that of
 // tensor.SumSparse (F-18).
 func TestF18Sparse(t *testing.T) {
-	eachSeed(t, 4, func(t *testing.T, seed uint64, semantics sim.Semantics) {
+	inRealTime(t, 4, func(t *testing.T, seed uint64, semantics sim.Semantics) {
 		for name, s := range sparseWorlds(1 + int(seed%4)) {
 			t.Run(name, func(t *testing.T) {
 				g := random(t, seed)
@@ -576,7 +576,7 @@ func TestSparseMismatch(t *testing.T) {
 	} {
 		for name, s := range map[string]setup{"kernels": directly(3), "native": {size: 3, sim: sim.Config{Devices: 3}, native: true}} {
 			for _, device := range []bool{true, false} {
-				t.Run(fmt.Sprintf("%s/%s/all on devices %v", c.name, name, device), func(t *testing.T) {
+				run := func(t *testing.T) {
 					s := s
 					s.timeout, s.sim.Quiet = patience, true
 					w := newWorld(t, s)
@@ -592,7 +592,11 @@ func TestSparseMismatch(t *testing.T) {
 						named(t, err, r, 0)
 					}
 					w.drop(t)
-				})
+				}
+				if !s.native {
+					run = virtually(run)
+				}
+				t.Run(fmt.Sprintf("%s/%s/all on devices %v", c.name, name, device), run)
 			}
 		}
 	}
@@ -624,7 +628,7 @@ func TestSparseFailedCalls(t *testing.T) {
 func failSparseCalls(t *testing.T, s setup) {
 	s.timeout, s.options.Chunk, s.sim.Quiet = patience, 100, true
 	ts := make([]*tensor.Tensor, s.size)
-	fresh := func(k int) *world {
+	fresh := func(t *testing.T, k int) *world {
 		s.sim.Seed, s.sim.Semantics = uint64(k), sim.Semantics(k%2)
 		w := newWorld(t, s)
 		w.each(func(x *rank, r int) error {
@@ -712,7 +716,9 @@ func TestSparseDirect(t *testing.T) {
 
 // TestSparseMemory: memory that is given back is used again, so that later calls make none. An outcome can be summed
 // again, and closed after the group.
-func TestSparseMemory(t *testing.T) {
+func TestSparseMemory(t *testing.T) { onVirtualTime(t, testSparseMemory) }
+
+func testSparseMemory(t *testing.T) {
 	w := newWorld(t, setup{size: 2, sim: sim.Config{Devices: 2, NoDelays: true}, options: cuda.Options{Chunk: 100}})
 	first := make([]*tensor.Tensor, 2)
 	w.each(func(x *rank, r int) (err error) {
@@ -786,7 +792,9 @@ func TestSparseKeeps(t *testing.T) {
 }
 
 // TestSparseMany all-reduces more tensors at a time than a stream gets copies for at once.
-func TestSparseMany(t *testing.T) {
+func TestSparseMany(t *testing.T) { onVirtualTime(t, testSparseMany) }
+
+func testSparseMany(t *testing.T) {
 	w := newWorld(t, setup{size: 2, sim: sim.Config{Devices: 2}, options: cuda.Options{Chunk: 1000}})
 	p := &sparsePlan{d: tensor.Int64, op: backend.Sum(), dims: 1, shape: []int{9}, list: 130, most: 10, seed: 4}
 	w.each(func(x *rank, r int) error { return x.summer(r, 2).run([]*sparsePlan{p}) })

@@ -132,7 +132,9 @@ func TestF03StreamOrder(t *testing.T) {
 
 // TestF04LocalReduce combines the tensors of 1 to 5 devices, and of some and the host, with kernels and without. It does
 // every dtype and operator. The bits are those of the operands in their order, whatever combines them (F-04, R14).
-func TestF04LocalReduce(t *testing.T) {
+func TestF04LocalReduce(t *testing.T) { onVirtualTime(t, testF04LocalReduce) }
+
+func testF04LocalReduce(t *testing.T) {
 	const count = 40
 	for _, d := range tensor.DTypes() {
 		for _, op := range append(deviceOps[:len(deviceOps):len(deviceOps)], backend.PreMulSum(2), greatest) {
@@ -220,7 +222,9 @@ func inOrder(t *testing.T, op backend.ReduceOp, d tensor.DType, all [][]byte) []
 }
 
 // TestF05LocalAllReduce all-reduces on 1 to 9 devices, with and without kernels (F-05).
-func TestF05LocalAllReduce(t *testing.T) {
+func TestF05LocalAllReduce(t *testing.T) { onVirtualTime(t, testF05LocalAllReduce) }
+
+func testF05LocalAllReduce(t *testing.T) {
 	for n := 1; n <= 9; n++ {
 		w := newWorld(t, oneRank(n, n%2 == 0, uint64(n)))
 		x := w.ranks[0]
@@ -297,7 +301,7 @@ func TestT03T04Within(t *testing.T) {
 func TestT07Within(t *testing.T) {
 	for _, broadcast := range []bool{true, false} {
 		began := false
-		fresh := func(k int) *world {
+		fresh := func(t *testing.T, k int) *world {
 			s := oneRank(3, true, uint64(k))
 			s.sim.Quiet = true
 			began = false

@@ -109,7 +109,8 @@ var layers = []layer{
 	}},
 
 	// The driver's simulator, edges and suite are its users; it knows none of them.
-	{"backend/cuda/driver", []string{"tensor"}},
+	{"backend/cuda/internal/pause", nil},
+	{"backend/cuda/driver", []string{"tensor", "backend/cuda/internal/pause"}},
 	{"backend/cuda/driver/edges", []string{"tensor", "backend/cuda/driver"}},
 	{"backend/cuda/driver/sim", []string{"tensor", "backend/cuda/driver", "golang.org/x/sys/..."}},
 	{"backend/cuda/internal/kernels", []string{"tensor", "backend", "backend/cuda/driver"}},
@@ -121,7 +122,7 @@ var layers = []layer{
 	{"backend/cuda/internal/region", []string{"backend/cuda/driver", "internal/hostmem", "internal/memfd", "golang.org/x/sys/..."}},
 	{"backend/cuda/internal/place", []string{"tensor", "backend/cuda/driver", "backend/cuda/internal/kernels"}},
 	{"backend/cuda/internal/board", []string{"tensor", "work", "backend", "backend/cuda/internal/region"}},
-	{"backend/cuda/internal/hostshm", []string{"backend", "backend/cuda/driver", "backend/cuda/internal/kernels", "backend/cuda/internal/board", "backend/cuda/internal/region", "internal/reduce"}},
+	{"backend/cuda/internal/hostshm", []string{"backend", "backend/cuda/driver", "backend/cuda/internal/kernels", "backend/cuda/internal/board", "backend/cuda/internal/pause", "backend/cuda/internal/region", "internal/reduce"}},
 	{"backend/cuda/internal/window", []string{"backend/cuda/driver"}},
 	{"backend/cuda/internal/direct", []string{"tensor", "backend", "backend/cuda/driver", "backend/cuda/internal/kernels", "backend/cuda/internal/window"}},
 	{"backend/cuda/driver/nvidia", []string{

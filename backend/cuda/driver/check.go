@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 	"unsafe"
+
+	"github.com/c10d-go/c10d/backend/cuda/internal/pause"
 )
 
 // invalid is the error of a call whose argument was wrong.
@@ -101,10 +103,9 @@ func word(b []byte, offset int) *uint32 {
 }
 
 // Pause lets other goroutines run. It is for loops that ask since start whether something has happened on
-// a device. An idle process sleeps for at least a millisecond, however short a time it asks for (the
-// runtime's epoll_wait). So Pause only yields for the first 8 ms. It reports whether it slept.
+// a device. It only yields for the first 8 ms, and then sleeps. It reports whether it slept.
 func Pause(start time.Time) (slept bool) {
-	if time.Since(start) < 8*time.Millisecond {
+	if time.Since(start) < pause.Yield {
 		runtime.Gosched()
 		return false
 	}

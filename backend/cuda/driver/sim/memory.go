@@ -195,7 +195,7 @@ func aligned(n int) []byte {
 // mark writes what nobody should rely on into fresh or freed memory. Of large
 // memory only the ends, which takes no room for the rest.
 func (m *Machine) mark(b []byte, with byte) {
-	const most = 1 << 20
+	const most = 64 << 10
 	if len(b) > 2*most {
 		m.fill(b[:most], with)
 		b = b[len(b)-most:]

@@ -3,6 +3,8 @@ package hostshm
 import (
 	"runtime"
 	"time"
+
+	"github.com/c10d-go/c10d/backend/cuda/internal/pause"
 )
 
 const (
@@ -56,22 +58,23 @@ func (w *Watch) Poll(o Asker) error {
 		}
 	}
 	switch waited := now.Sub(w.start); {
-	case w.Eager && waited < eagerFor:
+	case w.Eager && waited < min(eagerFor, pause.Yield):
 		if w.polls%(64*burst) == 0 {
 			runtime.Gosched()
 		}
-	case waited < yieldFor:
+	case waited < min(yieldFor, pause.Yield):
 		runtime.Gosched()
 	default:
-		time.Sleep(min(waited/16, 200*time.Microsecond))
+		time.Sleep(max(min(waited/16, 200*time.Microsecond), time.Microsecond))
 	}
 	return nil
 }
 
 // PollFor polls until something has come, for a while.
 func PollFor(limit time.Duration, come func() bool) {
+	limit = min(limit, pause.Yield)
 	for i, start := 1, time.Now(); !come(); i++ {
-		if i%64 == 0 && time.Since(start) > limit {
+		if i%64 == 0 && time.Since(start) >= limit {
 			return
 		}
 	}

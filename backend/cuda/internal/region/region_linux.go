@@ -33,6 +33,10 @@ func createShared(id string, n int) (*SharedMemory, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	m.Name = id
+	if !Passes && OwnProcess {
+		m.forget = f.Close
+		return m, nil
+	}
 	server, err := memfd.Serve(memfdName(id), fd)
 	if err != nil {
 		return nil, errors.Join(err, m.unmap(), f.Close())

@@ -397,20 +397,11 @@ func (b *Backend) AllToAll(ctx context.Context, out, in []*tensor.Tensor, o back
 
 // AllToAllSingle sends part j of in to rank j.
 func (b *Backend) AllToAllSingle(ctx context.Context, out, in *tensor.Tensor, outSplits, inSplits []int, o backend.AllToAllOptions) (*work.Work, error) {
-	const op = work.AllToAllSingle
-	recv, send, err := b.args.AllToAllSingle(out, in, outSplits, inSplits)
+	outs, ins, err := b.args.AllToAllParts(out, in, outSplits, inSplits)
 	if err != nil {
 		return nil, err
 	}
-	ins, err := b.args.Cut(op, in, send)
-	if err != nil {
-		return nil, err
-	}
-	outs, err := b.args.Cut(op, out, recv)
-	if err != nil {
-		return nil, err
-	}
-	return b.allToAll(ctx, op, outs, ins, []*tensor.Tensor{out}, o)
+	return b.allToAll(ctx, work.AllToAllSingle, outs, ins, []*tensor.Tensor{out}, o)
 }
 
 func (b *Backend) allToAll(ctx context.Context, op work.OpType, out, in, result []*tensor.Tensor, o backend.AllToAllOptions) (*work.Work, error) {

@@ -185,7 +185,14 @@ func TestTooFewMembersTryAgain(t *testing.T) {
 	})
 }
 
+// TestMaxLimitsJoiners: the smallest limit of all votes counts; 0 is none.
 func TestMaxLimitsJoiners(t *testing.T) {
+	for _, limits := range [][2]int{{4, 4}, {0, 4}, {5, 4}, {4, 0}, {4, 5}} {
+		t.Run(fmt.Sprint(limits), func(t *testing.T) { maxLimitsJoiners(t, limits) })
+	}
+}
+
+func maxLimitsJoiners(t *testing.T, limits [2]int) {
 	synctest.Test(t, func(t *testing.T) {
 		st := store.NewHash()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -205,11 +212,14 @@ func TestMaxLimitsJoiners(t *testing.T) {
 		n := must.Get(Pending(ctx, st, base))
 		require.Equal(t, 3, n)
 		views, errs := all(t, base.IDs, func(id ID) (View, error) {
-			return Decide(ctx, st, Config{Self: id, Base: base, Max: 4})
+			time.Sleep(time.Duration(id) * time.Millisecond) // member 0 leads
+			return Decide(ctx, st, Config{Self: id, Base: base, Max: limits[id]})
 		})
 		require.NoError(t, errors.Join(errs[0], errs[1]))
 		base = views[0]
 		require.Len(t, base.IDs, 4)
+		synctest.Wait()
+		require.EqualValues(t, 3, must.Get(st.Add(ctx, joinersKey, 0)), "the third keeps its number")
 		n = must.Get(Pending(ctx, st, base))
 		require.Equal(t, 1, n)
 		cancel()
@@ -263,6 +273,9 @@ func TestABrokenLinkLeavesOutTheSmallerSide(t *testing.T) {
 		{"both ends report it", 3, map[ID][]ID{0: {1}, 1: {0}}, []ID{0, 2}, []Absent{{1, "the link with member 0 is broken, and both reach the store"}}},
 		{"two links", 4, map[ID][]ID{0: {1}, 3: {2}}, []ID{0, 2}, []Absent{
 			{1, "the link with member 0 is broken, and both reach the store"}, {3, "the link with member 2 is broken, and both reach the store"},
+		}},
+		{"one of them is reported twice", 4, map[ID][]ID{0: {1, 2}, 1: {0}, 3: {2}}, []ID{0, 3}, []Absent{
+			{1, "the link with member 0 is broken, and both reach the store"}, {2, "the link with member 0 is broken, and both reach the store"},
 		}},
 		{"a member that is no member", 2, map[ID][]ID{0: {7, 0}}, []ID{0, 1}, nil},
 	} {

@@ -187,7 +187,7 @@ func (m *Member) begin(base View) {
 	m.cfg.Suspects = slices.Clone(m.cfg.Suspects)
 	if base.Short != nil {
 		for _, id := range base.IDs {
-			if !slices.Contains(base.Short.Present, id) && id != m.cfg.Self && !slices.Contains(m.cfg.Suspects, id) {
+			if !slices.Contains(base.Short.Present, id) {
 				m.cfg.Suspects = append(m.cfg.Suspects, id)
 			}
 		}
@@ -399,7 +399,7 @@ func (m *Member) read(values []string) Call {
 	for i, place := range m.asked {
 		switch v := new(vote); {
 		case values[i] == "":
-		case hasEnded(values[i]), json.Unmarshal([]byte(values[i]), v) != nil:
+		case json.Unmarshal([]byte(values[i]), v) != nil: // it has ended, or given up
 			m.votes[place] = ballot{gone: true}
 			if strings.HasPrefix(values[i], gaveUp) {
 				m.votes[place].why = strings.TrimPrefix(values[i], gone+": ")
@@ -434,7 +434,7 @@ func (m *Member) weigh() Call {
 	case len(suspected) > 0 && m.waited < m.cfg.Settle:
 		return m.gather(suspected, m.cfg.Settle-m.waited)
 	}
-	if m.stale && present > 0 { // a member may have died since it voted
+	if m.stale { // a member may have died since it voted
 		m.stale, m.asked, m.step = false, m.voted(), rereading
 		return Call{Op: Await, Keys: m.voteKeys(), Limit: m.cfg.Beat} // one call reads them all
 	}
@@ -522,7 +522,7 @@ func (m *Member) severed() map[ID]string {
 	for {
 		worst := ID(-1)
 		for _, id := range m.cfg.Base.IDs {
-			if n := len(lacks[id]); n > 0 && (worst < 0 || n >= len(lacks[worst])) {
+			if n := len(lacks[id]); n > 0 && n >= len(lacks[worst]) {
 				worst = id
 			}
 		}
@@ -585,8 +585,6 @@ func (m *Member) why(id ID, b ballot, suspected bool) string {
 		return "its process has ended, or it has left"
 	case !suspected:
 		return fmt.Sprintf("it did not come within %v", m.waited)
-	case m.cfg.Cause != "" && slices.Contains(m.cfg.Suspects, id):
-		return m.cfg.Cause
 	}
 	for _, b := range m.votes {
 		if b.vote != nil && b.vote.Cause != "" && slices.Contains(b.vote.Suspects, id) {
@@ -669,7 +667,7 @@ func (j *Joiner) look() Call {
 // take takes a view. A process that a leader has called in vain applies again.
 func (j *Joiner) take(text string) Call {
 	j.step = ended
-	if j.view, j.err = parseView(text, j.epoch); j.err != nil || j.view.Has(j.id) && j.view.Short == nil {
+	if j.view, j.err = parseView(text, j.epoch); j.err != nil || j.view.Has(j.id) {
 		return Call{}
 	}
 	j.epoch, j.base, j.dead = j.epoch+1, j.view.IDs, 0

@@ -91,8 +91,8 @@
 // the reason: the rank died, did not answer in time, was cancelled, or sent messages that do not
 // fit.
 //
-//   - A rank is asked before it is blamed for a timeout. It has 0.35 s to answer, or up to 3.5 s
-//     on a busy machine.
+//   - A rank is asked before it is blamed for a timeout, from 4 s before its end on, or from half of a
+//     shorter one on. The others wait for the answer at most 0.3 s longer, or a tenth of the timeout.
 //   - A panic in a custom operator ends the operation with a *work.PanicError on its rank. The other
 //     ranks' errors name that rank.
 //   - Ranks of PyTorch in the group see a closed connection.
@@ -101,7 +101,7 @@
 //
 // # The end
 //
-// Close takes about a second. Operations that have not ended fail with work.ErrClosed. If a collective
+// Close takes at most about a second. Operations that have not ended fail with work.ErrClosed. If a collective
 // is among them, the group ends on all ranks, and their errors name the rank that closed. Shutdown
 // waits for operations first.
 //

@@ -68,8 +68,8 @@
 // container does. DDP frees it when it rebuilds the buckets, and when the program has dropped the DDP
 // and the collector has run. Operations of the same group on large ordinary tensors then wait once
 // more. Buckets lie in ordinary memory if a rank has no room, or if a limit of addresses or file
-// sizes is set (ulimit -v, -f). They also do with GradientAsBucketView, Hook or PyTorch, and in an
-// Elastic.
+// sizes is set (ulimit -v, -f). They are in ordinary memory, too, if Options sets GradientAsBucketView,
+// Hook or PyTorch, and in an Elastic.
 //
 // # Accumulating gradients
 //

@@ -38,5 +38,5 @@
 //   - choose: tables of measurements
 //   - stream, cast: the caller's streams; copies to another dtype
 //
-// It speaks to other ranks of this package only: PyTorch has no CUDA group that cuts tensors as this one does.
+// CUDA groups cannot include PyTorch ranks, because PyTorch does not cut tensors into the same pieces.
 package cuda

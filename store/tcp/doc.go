@@ -110,8 +110,8 @@
 // ":29500" for that. A CompareSet wakes waiters exactly when it changes
 // something. When a client of the old dialect gives up a wait, its next request cancels it;
 // PyTorch's own server then gives wrong answers. A reader of a missing key gets an empty
-// value, as from PyTorch's newer server; the older one closes the connection. A watch of
-// the old dialect's second connection is confirmed and never notified.
+// value, as from PyTorch's newer server; the older one closes the connection. WATCHKEY
+// of PyTorch 1.x is confirmed and never notified.
 //
 // # Access control
 //

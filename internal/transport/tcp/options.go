@@ -67,7 +67,7 @@ type Options struct {
 
 const (
 	defaultLanes  = 2
-	localLanes    = 1 // if each rank of the host has cpusForLanes; docs/tuning.md
+	localLanes    = 1 // if each rank of the host has cpusForLanes
 	cpusForLanes  = 8 // the fewest with which a gain has been measured
 	defaultEager  = 64 << 10
 	defaultWindow = 4 << 20

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -174,22 +175,24 @@ func TestDownload(t *testing.T) {
 
 // TestBlockedGroup: backends that do not answer, and ones that panic, cost the page their part only.
 func TestBlockedGroup(t *testing.T) {
-	r := trace.New()
-	release := make(chan struct{})
-	ended := make(chan struct{})
-	r.Join(trace.Member{Name: "0", Ranks: []int{0, 1}, Probe: func() []backend.Probe {
-		defer close(ended)
-		<-release
-		return nil
-	}})
-	r.Join(trace.Member{Name: "1", Ranks: []int{0, 1}, Probe: func() []backend.Probe { panic("a defect") }})
-	p := debug.New(r)
-	s := statusOf(t, p)
-	require.True(t, s.Groups[0].Busy)
-	require.False(t, s.Groups[1].Busy)
-	require.Contains(t, get(t, p, "/").Body.String(), "have not answered within a second")
-	close(release)
-	<-ended
+	synctest.Test(t, func(t *testing.T) {
+		r := trace.New()
+		release := make(chan struct{})
+		ended := make(chan struct{})
+		r.Join(trace.Member{Name: "0", Ranks: []int{0, 1}, Probe: func() []backend.Probe {
+			defer close(ended)
+			<-release
+			return nil
+		}})
+		r.Join(trace.Member{Name: "1", Ranks: []int{0, 1}, Probe: func() []backend.Probe { panic("a defect") }})
+		p := debug.New(r)
+		s := statusOf(t, p)
+		require.True(t, s.Groups[0].Busy)
+		require.False(t, s.Groups[1].Busy)
+		require.Contains(t, get(t, p, "/").Body.String(), "have not answered within a second")
+		close(release)
+		<-ended
+	})
 }
 
 // TestStates: ranks without groups.

@@ -391,7 +391,7 @@ func (m *Mesh) tryPlace(ctx context.Context, r int, lane uint32, place netip.Add
 		defer close(ran)
 		by := time.Unix(1, 0)
 		if context.Cause(ctx) != errElsewhere {
-			by = time.Now().Add(lastAnswer)
+			by = time.Now().Add(m.opts.lastAnswer)
 		}
 		tcp.SetDeadline(by)
 	})

@@ -62,7 +62,7 @@ type Options struct {
 
 	// For tests: they replace the constants of the same names.
 	bulkyBytes, aloneBytes, pieceBytes int
-	reasonLimit                        time.Duration
+	reasonLimit, lastAnswer            time.Duration
 }
 
 const (
@@ -105,6 +105,9 @@ func (o Options) filled() (Options, error) {
 	}
 	if o.reasonLimit == 0 {
 		o.reasonLimit = reasonLimit
+	}
+	if o.lastAnswer == 0 {
+		o.lastAnswer = lastAnswer
 	}
 	switch {
 	case o.Lanes > maxLanes:

@@ -605,7 +605,9 @@ func TestAnAnswerToARankThatGivesUp(t *testing.T) {
 		peers[i] = stranger()
 		peers[i].places[0] = doors[i].Addr().(*net.TCPAddr).AddrPort()
 	}
-	e := must.Get(Listen(local))
+	o := local
+	o.lastAnswer = patience
+	e := must.Get(Listen(o))
 	failed := make(chan error, 1)
 	go func() {
 		_, err := e.Join(context.Background(), 2, []string{peers[0].String(), peers[1].String(), e.Addr()})

@@ -30,6 +30,7 @@ type endingWay struct {
 	some   bool   // ranks may not need the absent one
 	leaves bool   // they notice that it closes the group
 	late   string // what an error says when its time is over
+	native bool   // over sockets
 }
 
 // endingWays are all ways of collectives.
@@ -114,32 +115,34 @@ func (c *endingWay) next() int { return (c.absent + 1) % c.setup.size }
 // TestF20Endings has collectives end in each way that a rank does not call (F-20, T8). The errors of all ranks name the
 // operation, and some of them the cause. The group is of no more use then. Nothing is left.
 func TestF20Endings(t *testing.T) {
-	defer cuda.SetCloseLimit(time.Second)() // who closes first waits for the others to let go of its memory
 	for _, c := range endingWays() {
 		for _, e := range endings {
 			if e.is == driver.ErrDeviceLost && c.some || e.is == work.ErrPeerLeft && !c.leaves {
 				continue
 			}
 			t.Run(c.name+"/"+e.name, func(t *testing.T) {
+				c.native = c.name == "cliques" && e.is != work.ErrPeerDied && runtime.GOOS == "linux"
 				if strings.Contains(c.name, "one kernel") {
 					aProcessEach(t)
 				}
-				if c.name == "cliques" && runtime.GOOS == "linux" {
-					c.end(t, e)
+				if c.native || cuda.ProcessEach() {
+					c.end(t, e, time.Second)
 					return
 				}
-				onVirtualTime(t, func(t *testing.T) { c.end(t, e) })
+				// The more virtual time passes, the more polls there are.
+				onVirtualTime(t, func(t *testing.T) { c.end(t, e, 100*time.Millisecond) })
 			})
 		}
 	}
 }
 
-func (c *endingWay) end(t *testing.T, e ending) {
+// end has the collective end. Who closes first waits for the others to let go of its memory: limit bounds that, and the
+// call if no rank comes.
+func (c *endingWay) end(t *testing.T, e ending, limit time.Duration) {
+	defer cuda.SetCloseLimit(limit)()
 	s := c.setup
 	s.timeout, s.sim.Quiet = patience, true
-	if c.name == "cliques" {
-		s.native = e.is != work.ErrPeerDied && runtime.GOOS == "linux"
-	}
+	s.native = c.native
 	w := newWorld(t, s)
 	if c.meets {
 		w.each(func(x *rank, r int) error {
@@ -151,7 +154,7 @@ func (c *endingWay) end(t *testing.T, e ending) {
 	}
 	if e.is == work.ErrTimeout {
 		for _, x := range w.ranks {
-			x.b.SetTimeout(time.Second)
+			x.b.SetTimeout(limit)
 		}
 	}
 	seq := w.ranks[0].b.Seq()

@@ -42,7 +42,7 @@ func TestCallsEnqueueLittle(t *testing.T) {
 		{"clusters of one", clustered(1, 1), flat(800), true},
 		{"through the host in parts", copies, laid(3, 2000), true},
 	} {
-		t.Run(c.name, virtually(func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			s := c.setup
 			s.sim.NoDelays = true
 			s.options.Chunk = 400
@@ -132,7 +132,7 @@ func TestCallsEnqueueLittle(t *testing.T) {
 			w.m.Inject(nil)
 			require.LessOrEqual(t, w.m.Stats().Deepest, deepest)
 			w.end()
-		}))
+		})
 	}
 }
 

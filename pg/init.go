@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/internal/cputime"
 	"github.com/c10d-go/c10d/internal/credentials"
 	"github.com/c10d-go/c10d/internal/launch"
 	"github.com/c10d-go/c10d/internal/meet"
@@ -424,7 +425,7 @@ func (m *meeting) orTwice(ctx context.Context, o InitOptions, why error) error {
 	if !m.hosts(o) || m.env.Size == 1 || !errors.Is(why, syscall.EADDRINUSE) {
 		return why
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	ctx, cancel := cputime.WithTimeout(ctx, time.Second)
 	defer cancel()
 	st, err := tcp.New(ctx, m.addr, tcp.Options{TLS: o.TLS, Job: m.job})
 	if err != nil {

@@ -333,9 +333,7 @@ func TestGPUWorks(t *testing.T) {
 }
 
 // TestSimulatedWorks is TestGPUWorks on simulated devices.
-func TestSimulatedWorks(t *testing.T) { onVirtualTime(t, testSimulatedWorks) }
-
-func testSimulatedWorks(t *testing.T) {
+func TestSimulatedWorks(t *testing.T) {
 	for _, n := range []int{2, 4} {
 		d := openSim(t, n, uint64(n/2))
 		o := sharing{size: n, room: 256 << 10, Options: cuda.Options{Chunk: 4000}}
@@ -398,9 +396,7 @@ func TestGPUCollectives(t *testing.T) {
 }
 
 // TestSimulatedCollectives is TestGPUCollectives on simulated devices.
-func TestSimulatedCollectives(t *testing.T) { onVirtualTime(t, testSimulatedCollectives) }
-
-func testSimulatedCollectives(t *testing.T) {
+func TestSimulatedCollectives(t *testing.T) {
 	for _, n := range []int{2, 3} {
 		d := openSim(t, 2, uint64(n))
 		everyCollective(t, d, sharing{size: n, room: 1 << 20, Options: cuda.Options{Chunk: 2000}}, 500)
@@ -574,9 +570,7 @@ func TestSimulatedConcurrentApart(t *testing.T) {
 }
 
 // TestSimulatedConcurrent has a hundred on simulated devices.
-func TestSimulatedConcurrent(t *testing.T) { onVirtualTime(t, testSimulatedConcurrent) }
-
-func testSimulatedConcurrent(t *testing.T) {
+func TestSimulatedConcurrent(t *testing.T) {
 	for seed, n := range []int{2, 2, 4} {
 		d := openSim(t, n, uint64(seed))
 		floods(t, d, sharing{size: n, room: 512 << 10, Options: cuda.Options{Chunk: 2000}}, uint64(seed), 100, 1<<11)

@@ -307,7 +307,7 @@ func TestUnlike(t *testing.T) {
 	for _, ranks := range []int{2, 4} {
 		u := simulated(ranks)
 		u.direct.DTypes = []tensor.DType{tensor.Int64}
-		u.direct.Limit = time.Second
+		u.direct.Limit = 5 * time.Second
 		threads(t, u, drivers(t, machine(t, ranks, 1), ranks, false), func(m *member) error {
 			var err error
 			mem := must.Get(m.v.Alloc(1 << 10))

@@ -19,7 +19,7 @@ import (
 )
 
 // circleLimit is the timeout of calls that wait for each other.
-const circleLimit = 5 * time.Second
+const circleLimit = 15 * time.Second
 
 // step is what a rank does that waits: it returns how that ends.
 type step func(b *gloo.Backend) error

@@ -46,7 +46,8 @@
 //   - A process that waits to join looks at the votes of one member after the other, and ends when all have died or left.
 //
 // model_test.go has a model of the whole: it tries all orders of calls, deaths and timeouts for
-// small groups, and random ones for larger groups.
+// small groups, and random ones for larger groups. leaveout_test.go leaves out one check of the machines after the other:
+// a test fails each time.
 //
 // # Cost
 //

@@ -57,9 +57,9 @@ func As[E error](t testing.TB, err error, about ...any) E {
 func Err[T any](_ T, err error) error { return err }
 
 // limit is far more than anything takes that tests wait for. It turns a hang into a failure.
-const limit = time.Minute
+const limit = 3 * time.Minute
 
-// Receive returns what comes from c. The test fails, with the stacks of all goroutines, if nothing comes in a minute.
+// Receive returns what comes from c. The test fails, with the stacks of all goroutines, if nothing comes within limit.
 func Receive[T any](t testing.TB, what string, c <-chan T) T {
 	t.Helper()
 	select {

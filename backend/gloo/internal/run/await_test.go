@@ -12,11 +12,11 @@ import (
 )
 
 // Patience bounds what the tests wait for. After it a test fails and says what it waited for.
-const Patience = time.Minute
+const Patience = 3 * time.Minute
 
 // GroupTimeout is the timeout of the groups in these tests. It is less than Patience: an operation
 // that times out names the missing rank, and the test that waits for it does not.
-const GroupTimeout = 15 * time.Second
+const GroupTimeout = time.Minute
 
 // Finish waits for the goroutines of wg.
 func Finish(t testing.TB, what string, wg *sync.WaitGroup) {

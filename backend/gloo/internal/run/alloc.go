@@ -150,6 +150,9 @@ func (b *Group) explainAlloc() backend.Choice {
 			from = append(from, op.name+" "+bytesize.Name(op.size))
 		}
 	}
-	c.Why = "the other ranks read it in place, from this size on: " + strings.Join(from, ", ")
+	c.Why = "all operations copy it"
+	if len(from) > 0 {
+		c.Why = "the other ranks read it in place, from this size on: " + strings.Join(from, ", ")
+	}
 	return c
 }

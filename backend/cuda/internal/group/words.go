@@ -58,25 +58,26 @@ func (b *Engine) tryWords(ctx context.Context, timeout time.Duration, v driver.D
 	}
 	// The driver holds up its callers while it compiles a kernel for another rank of the process, which takes longer than
 	// wordsLimit. So who writes the word does not call it.
-	ended := make(chan error, 1)
+	var ran error
+	ended := make(chan struct{})
 	go func() {
-		err := s.Launch(l)
-		if err == nil {
-			var e driver.Event
-			if e, err = s.Record(); err == nil {
-				err = e.Sync(context.WithoutCancel(ctx))
-				e.Release()
-			}
+		defer close(ended)
+		if ran = s.Launch(l); ran != nil {
+			return
 		}
-		ended <- err
+		var e driver.Event
+		if e, ran = s.Record(); ran == nil {
+			ran = e.Sync(context.WithoutCancel(ctx))
+			e.Release()
+		}
 	}()
 	err = b.Poll(ctx, timeout, func() (bool, error) {
 		if h.Load32(arrived) != 0 {
 			h.Store32(release, 1)
 		}
 		select {
-		case err := <-ended:
-			return true, err
+		case <-ended:
+			return true, ran
 		default:
 			return false, nil
 		}
@@ -84,9 +85,9 @@ func (b *Engine) tryWords(ctx context.Context, timeout time.Duration, v driver.D
 	switch {
 	case err != nil:
 		h.Store32(release, 1)
-		late, cancel := context.WithTimeout(context.Background(), 2*wordsLimit)
-		defer cancel()
-		if !Drained(late, []driver.Stream{s}) {
+		select {
+		case <-ended:
+		case <-time.After(2 * wordsLimit):
 			return err // the kernel may use the memory
 		}
 	case h.Load32(taken) == 0:

@@ -15,8 +15,10 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"runtime"
 	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 )
@@ -31,11 +33,20 @@ func Loopback(t testing.TB) string {
 	return addr
 }
 
+// forked returns once package os has forked without the lock, which it does once in a program, to learn whether it can
+// wait for processes by descriptors.
+var forked = sync.OnceFunc(func() {
+	if p, err := os.FindProcess(os.Getpid()); err == nil {
+		_ = p.Release()
+	}
+})
+
 // Reserve is Loopback outside of a test.
 func Reserve() (string, error) {
 	if runtime.GOOS == "linux" { // elsewhere, sockets are opened under this lock
 		// A process that another goroutine starts has this one's sockets until it runs its program. It would keep
 		// the port in use for as long.
+		forked()
 		syscall.ForkLock.RLock()
 		defer syscall.ForkLock.RUnlock()
 	}

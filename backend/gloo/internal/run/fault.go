@@ -137,8 +137,8 @@ func (s *session) faultError(info work.Info, f *transport.Fault) error {
 }
 
 // wordOfFault is how long a rank waits for the mesh to report the reason. The other ranks end an
-// operation in shared memory before they report on the mesh.
-const wordOfFault = time.Second
+// operation in shared memory before they report on the mesh. On busy CPUs the report may take more than a second.
+const wordOfFault = 5 * time.Second
 
 // deathCheck is how often it looks meanwhile whether the rank that ended the operation has died.
 const deathCheck = 2 * time.Millisecond

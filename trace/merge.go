@@ -14,15 +14,16 @@ import (
 
 // Job is the dumps of a job's ranks, merged.
 type Job struct {
-	Run     string     `json:"run,omitempty"`     // as File.Run
-	Name    string     `json:"job,omitempty"`     // as File.Job
-	Attempt int        `json:"attempt,omitempty"` // as File.Attempt
-	Ranks   []int      `json:"ranks"`             // that have a dump
-	Missing []int      `json:"missing,omitempty"` // members of groups without a dump
-	Stuck   []Stuck    `json:"stuck,omitempty"`
-	Late    []Late     `json:"late,omitempty"` // the most expensive first
-	Blame   []RankLate `json:"blame,omitempty"`
-	Shifts  []Shift    `json:"shifts,omitempty"`
+	Run      string     `json:"run,omitempty"`     // as File.Run
+	Name     string     `json:"job,omitempty"`     // as File.Job
+	Attempt  int        `json:"attempt,omitempty"` // as File.Attempt
+	Ranks    []int      `json:"ranks"`             // that have a dump
+	Missing  []int      `json:"missing,omitempty"` // members of groups without a dump
+	Stuck    []Stuck    `json:"stuck,omitempty"`
+	Messages []Message  `json:"messages,omitempty"` // sends and receives that have not ended, or have failed
+	Late     []Late     `json:"late,omitempty"`     // the most expensive first
+	Blame    []RankLate `json:"blame,omitempty"`
+	Shifts   []Shift    `json:"shifts,omitempty"`
 
 	said    string // the run, for people; "" if the dumps do not name it
 	files   []*File
@@ -41,6 +42,15 @@ type Stuck struct {
 	Lost      []int  `json:"lost,omitempty"`       // ranks whose dump does not have the call any more, if they have called it
 	Differ    string `json:"differ,omitempty"`     // if ranks have called different operations or sizes
 	Error     string `json:"error,omitempty"`      // of the first rank that has one
+}
+
+// Message is the sends or the receives of a rank with one peer that have not ended, or have failed.
+type Message struct {
+	Group string `json:"group"`
+	Op    string `json:"op"` // such as "send 0->1", with ranks of the group
+	Rank  int    `json:"rank"`
+	Calls int    `json:"calls"`           // how many there are
+	Error string `json:"error,omitempty"` // of the first one that has one
 }
 
 // Late is a collective that a rank called later than all others.
@@ -181,6 +191,7 @@ func Merge(files []*File) (*Job, error) {
 	}) {
 		j.look(key, calls[key], last, blame)
 	}
+	j.findMessages()
 	slices.SortStableFunc(j.Late, func(a, b Late) int { return cmp.Compare(b.By, a.By) })
 	for _, r := range j.Ranks {
 		if blame[r].Of > 0 {
@@ -363,6 +374,29 @@ func (j *Job) look(key callKey, by map[int]*Entry, last map[member]known, blame 
 	j.Late = append(j.Late, Late{key.group, by[rank].Op, key.number, rank, late})
 }
 
+// findMessages finds sends and receives that have not ended. Dumps of PyTorch, which name no host, do not tell: there
+// those of a batch stay scheduled.
+func (j *Job) findMessages() {
+	at := make(map[Message]int)
+	for _, f := range j.files {
+		for i := range f.Entries {
+			e := &f.Entries[i]
+			if !e.P2P || e.State == "completed" || f.Host == "" {
+				continue
+			}
+			key := Message{Group: e.Group, Op: e.Op, Rank: f.Rank}
+			k, ok := at[key]
+			if !ok {
+				k = len(j.Messages)
+				at[key], j.Messages = k, append(j.Messages, key)
+			}
+			m := &j.Messages[k]
+			m.Calls++
+			m.Error = cmp.Or(m.Error, e.Error)
+		}
+	}
+}
+
 // Print writes the report for people, with at most n late calls. What a terminal would obey becomes question marks.
 func (j *Job) Print(w io.Writer, n int) error {
 	b := new(strings.Builder)
@@ -399,6 +433,12 @@ func (j *Job) Print(w io.Writer, n int) error {
 		}
 		if s.Error != "" {
 			fmt.Fprintf(b, "  %s\n", s.Error)
+		}
+	}
+	for _, m := range j.Messages {
+		fmt.Fprintf(b, "stuck: %s of group %q, %s\n  not ended on rank %d\n", m.Op, m.Group, count(m.Calls, "call"), m.Rank)
+		if m.Error != "" {
+			fmt.Fprintf(b, "  %s\n", m.Error)
 		}
 	}
 	if len(j.Blame) > 0 {

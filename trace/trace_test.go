@@ -224,6 +224,46 @@ the latest calls:
 	require.ErrorContains(t, err, "a and b are both of rank 1")
 }
 
+// TestStuckMessages: a job in which nothing but sends is stuck has a report that says so.
+func TestStuckMessages(t *testing.T) {
+	var files []*File
+	for rank := range 2 {
+		r := New(Options{Entries: 8})
+		g := r.Join(Member{Name: "0", Rank: rank, Ranks: []int{0, 1}})
+		begin := func(op work.OpType) (c Call) {
+			c.Begin(g, &named{name: "gloo"}, op, nil, nil, 1-rank, 0)
+			return c
+		}
+		if rank == 0 {
+			failed := begin(work.Send)
+			r.Ended(uint32(failed.entry), 0, 1, 2, work.ErrTimeout)
+			begin(work.Send)
+			begin(work.Recv)
+		} else {
+			received := begin(work.Recv)
+			r.Ended(uint32(received.entry), 0, 1, 2, nil)
+		}
+		data, _, _ := r.marshal()
+		files = append(files, must.Get(parse("rank", data)))
+	}
+	report := func() string {
+		var b bytes.Buffer
+		require.NoError(t, must.Get(Merge(files)).Print(&b, 1))
+		return b.String()
+	}
+	require.Equal(t, `2 dumps of ranks 0-1
+stuck: send 0->1 of group "0", 2 calls
+  not ended on rank 0
+  timed out
+stuck: recv 0<-1 of group "0", 1 call
+  not ended on rank 0
+`, report())
+	for _, f := range files {
+		f.Host = "" // as in PyTorch's dumps, where sends of a batch stay scheduled
+	}
+	require.Equal(t, "2 dumps of ranks 0-1\n", report())
+}
+
 // TestOverwritten: a rank whose ring no longer has a call is not blamed. A rank that has not called it is, as far as its
 // dump tells.
 func TestOverwritten(t *testing.T) {

@@ -17,6 +17,9 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
+// A test that reads the file of a failure waits for it, however busy the host is.
+func init() { dumpLimit = time.Minute }
+
 // ofRun is a recorder of a rank in a run, with one operation.
 func ofRun(prefix string, m Member) *Recorder {
 	r := New(Options{Entries: 8, Prefix: prefix})

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/c10d-go/c10d/internal/freeport"
 )
 
 // Name is a name that this process can look up during a test.
@@ -38,17 +40,14 @@ func Open(t testing.TB, first bool) (port string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { syscall.Close(fd) })
-	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: drops.As4()}); err != nil {
+	// A port that the kernel finds free for one address may be in use on the other.
+	at := netip.AddrPortFrom(drops, netip.MustParseAddrPort(freeport.Loopback(t)).Port())
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: drops.As4(), Port: int(at.Port())}); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Listen(fd, 0); err != nil {
 		t.Fatal(err)
 	}
-	name, err := syscall.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := netip.AddrPortFrom(drops, uint16(name.(*syscall.SockaddrInet4).Port))
 	for {
 		c, err := net.DialTimeout("tcp", at.String(), time.Second)
 		if err != nil {

@@ -42,7 +42,7 @@ var layers = []layer{
 	{"internal/hostmem", []string{"golang.org/x/sys/..."}},
 	{"internal/memfd", []string{"internal/openfiles", "golang.org/x/sys/..."}},
 	{"internal/freeport", nil},
-	{"internal/hole", nil},
+	{"internal/hole", []string{"internal/freeport"}},
 	{"internal/bytesize", nil},
 	{"internal/netns", nil},
 	{"internal/sockets", nil},

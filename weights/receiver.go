@@ -23,6 +23,10 @@ import (
 	"github.com/c10d-go/c10d/tensor"
 )
 
+// farewell is the longest time that a receiver takes to tell its publisher why it leaves. A publisher that has read it
+// closes the connection.
+const farewell = 5 * time.Second
+
 // ReceiverOptions are options of Dial.
 type ReceiverOptions struct {
 	// Name is what the publisher's reports call this receiver, at most 1 KiB.
@@ -261,10 +265,9 @@ func (r *Receiver) connect(ctx context.Context) error {
 		if err != nil {
 			if s.received { // tell it why; a peer that is gone does not mind
 				text := r.ended(err).Error()
-				raw.SetWriteDeadline(time.Now().Add(time.Second))
+				raw.SetDeadline(time.Now().Add(farewell))
 				conn.Write(frame(kindRefuse, []byte(text[:min(len(text), maxName)])))
 				// To close a socket that has unread bytes resets the connection, and the publisher would not read why.
-				raw.SetReadDeadline(time.Now().Add(time.Second))
 				io.Copy(io.Discard, raw)
 			}
 			return err

@@ -522,11 +522,10 @@ func TestBrokenUpdates(t *testing.T) {
 			f.send(first...)
 			f.read(kindAck)
 			f.send(c.frames...)
-			if c.want == "" {
-				f.conn.Close()
-			} else {
+			if c.want != "" {
 				require.Contains(t, f.read(kindRefuse), c.want)
 			}
+			f.conn.Close()
 			f.accept()
 			v, ok := r.Acquire()
 			require.True(t, ok)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -155,7 +156,8 @@ func TestStallsDoNotAddUp(t *testing.T) {
 // TestALowerVersion: a trainer that begins again may publish smaller numbers than before, and then these count. On one
 // connection numbers increase.
 func TestALowerVersion(t *testing.T) {
-	p := listen(t, PublisherOptions{})
+	p := must.Get(Listen(within(t), freeport.Loopback(t)))
+	defer p.Close()
 	r := dial(t, p.Addr(), ReceiverOptions{})
 	params := model(t, 1)
 	require.NoError(t, p.Await(within(t), 1))

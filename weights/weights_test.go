@@ -149,11 +149,14 @@ func TestAccept(t *testing.T) {
 	require.ErrorContains(t, report.Dropped[0].Err, "it refused: weights: publisher "+p.Addr()+": 6 parameters, want 7")
 	require.ErrorContains(t, r.Status().Err, "6 parameters, want 7")
 	requireVersion(t, r, 1, params)
+	last := uint64(2)
 	require.Eventually(t, func() bool {
-		must.Get(p.Publish(within(t), uint64(time.Now().UnixNano()), params))
+		last++
+		must.Get(p.Publish(within(t), last, params))
 		return r.Status().Version > 1
 	}, patience, time.Millisecond)
-	requireVersion(t, r, r.Status().Version, params)
+	require.NoError(t, r.Await(within(t), last), "it may have come as a newcomer, with the version before")
+	requireVersion(t, r, last, params)
 }
 
 func TestTLS(t *testing.T) {
@@ -214,10 +217,10 @@ func TestStalledReceiver(t *testing.T) {
 // strange connects strangers that say hello and never read.
 func strange(t *testing.T, p *Publisher, count int) {
 	t.Helper()
-	connected := func() int {
+	connected := func() int { // also those that were dropped since the last report
 		p.list.Lock()
 		defer p.list.Unlock()
-		return len(p.receivers)
+		return len(p.receivers) + len(p.dropped)
 	}
 	before := connected()
 	for range count {
@@ -278,19 +281,23 @@ func TestAwaitAfterRefusal(t *testing.T) {
 
 // TestStrangersAreDropped: newcomers that take nothing are dropped after the timeout.
 func TestStrangersAreDropped(t *testing.T) {
+	t.Parallel()
 	const count = 12
-	p := listen(t, PublisherOptions{Timeout: time.Second})
+	p := listen(t, PublisherOptions{Timeout: 6 * time.Second})
 	big := must.Get(tensor.New(tensor.Uint8, 64<<20))
 	params := []Named{{"big", big}}
 	must.Get(p.Publish(within(t), 1, params))
 	strange(t, p, count)
-	dropped := 0
-	for version := uint64(2); dropped < count; version++ {
-		report := must.Get(p.Publish(within(t), version, params))
-		for _, d := range report.Dropped {
-			require.ErrorContains(t, d.Err, "it took no data for 1s")
-		}
-		dropped += len(report.Dropped)
+	dropped := must.Get(p.Publish(within(t), 2, params)).Dropped // updates give them no more time
+	require.Eventually(t, func() bool {
+		p.list.Lock()
+		defer p.list.Unlock()
+		return len(p.receivers) == 0
+	}, patience, time.Millisecond)
+	dropped = append(dropped, must.Get(p.Publish(within(t), 3, params)).Dropped...)
+	require.Len(t, dropped, count)
+	for _, d := range dropped {
+		require.ErrorContains(t, d.Err, "it took no data for 6s")
 	}
 }
 
@@ -550,8 +557,9 @@ func TestBrokenUpdates(t *testing.T) {
 
 // TestSilentTrainer: a trainer that stops in an update is given up after the timeout.
 func TestSilentTrainer(t *testing.T) {
+	t.Parallel()
 	f := newFake(t)
-	r := dial(t, f.Addr().String(), ReceiverOptions{Timeout: 100 * time.Millisecond})
+	r := dial(t, f.Addr().String(), ReceiverOptions{Timeout: 5 * time.Second})
 	f.accept()
 	l := &layout{bucket: minBucket, params: []Param{{"w", tensor.Uint8, []int{minBucket + 1}}}}
 	f.send(frame(kindInit, l.encode()), startFrame(1, 0))

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/weights"
 )
@@ -264,8 +265,8 @@ func TestLongHeader(t *testing.T) {
 
 // TestTrainers: a trainer whose model is another one, one that vanishes, and the next.
 func TestTrainers(t *testing.T) {
-	g := newTrainer(t, "127.0.0.1:0")
-	address := g.Addr()
+	address := freeport.Loopback(t)
+	g := newTrainer(t, address)
 	s, _ := start(t, address)
 	x, err := tensor.New(tensor.Float32, 3)
 	require.NoError(t, err)

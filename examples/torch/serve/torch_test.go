@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/examples/internal/dataset"
+	"github.com/c10d-go/c10d/internal/freeport"
 	"github.com/c10d-go/c10d/internal/must"
 )
 
@@ -165,7 +166,7 @@ func TestServe(t *testing.T) {
 	needTorch(t)
 	checkpoint := filepath.Join(t.TempDir(), "checkpoint")
 	endless := []string{"--epochs", "1000000", "--pause", "0.05", "--checkpoint", checkpoint}
-	first := train(t, "127.0.0.1:0", endless...)
+	first := train(t, freeport.Loopback(t), endless...) // other trainers will have the port
 	listening, _ := first.await(0, "an address", func(e event) bool { return e.Event == "listening" })
 	s, stop := start(t, listening.Address)
 	at := first.published(0, 1)

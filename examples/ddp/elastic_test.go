@@ -30,6 +30,10 @@ import (
 
 var kills = flag.Int("elastic.kills", 3, "TestElastic kills and replaces `n` ranks")
 
+// stepTime makes a training last for two minutes, which ranks that die and come need on a busy host, or until the file of
+// paced exists.
+const stepTime = "1s"
+
 // trainers are the processes of an elastic training.
 type trainers struct {
 	t       *testing.T
@@ -58,7 +62,7 @@ func (j *trainers) note(line string) {
 }
 
 func (j *trainers) start(rank int, args ...string) {
-	cmd := program(j.t, append([]string{"-elastic", "-init", j.init, "-timeout", "20s", "-step-time", "300ms"}, args...)...)
+	cmd := program(j.t, append([]string{"-elastic", "-init", j.init, "-timeout", "20s", "-step-time", stepTime}, args...)...)
 	cmd.Env = append(append(cmd.Env, j.env...), "RANK="+strconv.Itoa(rank))
 	errs, err := cmd.StderrPipe()
 	require.NoError(j.t, err)
@@ -180,7 +184,7 @@ func TestElasticLaunchers(t *testing.T) {
 			}
 			host, port, _ := net.SplitHostPort(freeport.Loopback(t))
 			job := agent.Job{
-				Command: []string{self, "-elastic", "-epochs", "5", "-init", init, "-step-time", "200ms", "-timeout", "20s"},
+				Command: []string{self, "-elastic", "-epochs", "5", "-init", init, "-step-time", stepTime, "-timeout", "20s"},
 				Procs:   2, Nodes: 2, MasterAddr: host, Least: 2, Most: 4, MaxRestarts: 2, Stderr: j,
 				Env:  append(os.Environ(), asProgram+"=1", pidsIn+"="+pids, paced+"="+fast),
 				Logf: func(format string, args ...any) { j.note(fmt.Sprintf("launcher: "+format+"\n", args...)) },

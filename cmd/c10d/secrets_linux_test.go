@@ -156,12 +156,12 @@ func TestANodeWithoutTLS(t *testing.T) {
 	require.Zero(t, p.wait(), p.stderr.String())
 	_, port, err := net.SplitHostPort(freeport.Loopback(t))
 	require.NoError(t, err)
-	flags := "-nnodes 2 -rdzv-timeout 3s -master-addr 127.0.0.1 -master-port " + port
+	flags := "-nnodes 2 -rdzv-timeout 15s -master-addr 127.0.0.1 -master-port " + port
 	good := runRanks(t, "-node-rank 0 -tls-secret "+secret+" "+flags, "env:RANK")
 	plain := runRanks(t, "-node-rank 1 "+flags, "env:RANK")
 	require.Equal(t, 1, plain.wait())
 	require.Contains(t, plain.stderr.String(), "the server speaks TLS, and this side does not")
 	require.Equal(t, 1, good.wait())
-	require.Contains(t, good.stderr.String(), "not all 2 nodes came within 3s")
+	require.Contains(t, good.stderr.String(), "not all 2 nodes came within 15s")
 	require.Contains(t, good.stderr.String(), "waiting for node 1 of 2")
 }

@@ -754,6 +754,12 @@ func nodesOf(t *testing.T, ranks [2]int, flags string, steps ...string) (all [2]
 	t.Helper()
 	_, port, err := net.SplitHostPort(freeport.Loopback(t))
 	require.NoError(t, err)
+	return nodesAt(t, port, ranks, flags, steps...)
+}
+
+// nodesAt is nodesOf with the port of the launchers' store.
+func nodesAt(t *testing.T, port string, ranks [2]int, flags string, steps ...string) (all [2]*program) {
+	t.Helper()
 	for n := range all {
 		all[n] = runRanks(t, fmt.Sprintf("-json -n %d -nnodes 2 -node-rank %d -master-addr 127.0.0.1 -master-port %s %s", ranks[n], n, port, flags), steps...)
 	}
@@ -891,10 +897,15 @@ func TestRunNodesSignalFail(t *testing.T) {
 
 // TestRunNodesSignalZero: the ranks of node 0 have ended with 0, and its launcher gets a signal. All end soon.
 func TestRunNodesSignalZero(t *testing.T) {
-	all := nodes(t, "", "pid", "only-exit:0:0", "hold")
-	pid := numbers(t, all[0].await(1, "pid"))
+	_, port, err := net.SplitHostPort(freeport.Loopback(t))
+	require.NoError(t, err)
+	all := nodesAt(t, port, [2]int{1, 2}, "", "pid", "only-exit:0:0", "hold")
 	all[1].await(4, "pid")
-	require.Eventually(t, func() bool { return syscall.Kill(pid[0], 0) == syscall.ESRCH }, patience, time.Millisecond, "the launcher has not taken its exit code")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	st := must.Get(tcp.New(ctx, "127.0.0.1:"+port))
+	require.NoError(t, st.Wait(ctx, "attempt/0/done/0"), "the launcher has not taken its exit code")
+	require.NoError(t, st.Close())
 	start := time.Now()
 	require.NoError(t, all[0].cmd.Process.Signal(syscall.SIGTERM))
 	for _, p := range all {

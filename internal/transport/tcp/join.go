@@ -337,7 +337,12 @@ func (m *Mesh) dial(ctx context.Context, r int, lane uint32) (net.Conn, hello, e
 		case <-open:
 			timer.Reset(openStagger)
 		case <-timer.C:
-			next = true
+			select {
+			case <-open: // this process is late, and not the peer's host
+				timer.Reset(openStagger)
+			default:
+				next = true
+			}
 		}
 		if next && begun < len(places) && won.conn == nil && ctx.Err() == nil {
 			begin(begun)

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -275,18 +276,22 @@ func TestInitRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "pg: Init: store: no store for scheme")
 }
 
+// schemes counts the runs of TestInitRegistered: a scheme is registered for good.
+var schemes atomic.Int64
+
 // TestInitRegistered: Init takes URLs of a scheme that the program has registered, with a prefix.
 func TestInitRegistered(t *testing.T) {
 	st := store.NewHash()
 	var got store.OpenOptions
-	store.Register("inittest", func(_ context.Context, url string, o store.OpenOptions) (store.Store, error) {
-		require.Equal(t, "inittest://h/x?y=z", url)
+	scheme := fmt.Sprint("inittest", schemes.Add(1))
+	store.Register(scheme, func(_ context.Context, url string, o store.OpenOptions) (store.Store, error) {
+		require.Equal(t, scheme+"://h/x?y=z", url)
 		got = o
 		return st, nil
 	})
-	_, err := Init(t.Context(), "inittest://h/x?y=z&rank=0&world_size=1")
-	require.ErrorContains(t, err, "inittest:// needs a name that tells this run from others: ?prefix=NAME")
-	g, err := Init(t.Context(), "inittest://h/x?y=z&prefix=p&rank=0&world_size=1", InitOptions{Options: Options{Timeout: time.Minute}})
+	_, err := Init(t.Context(), scheme+"://h/x?y=z&rank=0&world_size=1")
+	require.ErrorContains(t, err, scheme+":// needs a name that tells this run from others: ?prefix=NAME")
+	g, err := Init(t.Context(), scheme+"://h/x?y=z&prefix=p&rank=0&world_size=1", InitOptions{Options: Options{Timeout: time.Minute}})
 	require.NoError(t, err)
 	require.Equal(t, store.OpenOptions{Prefix: "p", Timeout: time.Minute}, got)
 	require.NoError(t, g.Close())

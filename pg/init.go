@@ -66,7 +66,8 @@ func Init(ctx context.Context, url string, o ...InitOptions) (*ProcessGroup, err
 	return g, nil
 }
 
-// lastWords is how long a rank that hosts the store and fails keeps it for the others.
+// lastWords is how long a rank that hosts the store and fails keeps it for the others. Time for which it waits for a CPU
+// does not count: the others wait for one, too.
 const lastWords = 500 * time.Millisecond
 
 func initFrom(ctx context.Context, rawURL string, o InitOptions, getenv func(string) string) (*ProcessGroup, error) {
@@ -172,7 +173,7 @@ func initGroup(ctx context.Context, o InitOptions, m *meeting) (*ProcessGroup, e
 	if err != nil {
 		if t, ok := st.(*tcp.Store); ok {
 			// The others have to hear why before the store ends.
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
+			last, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), lastWords)
 			t.Drain(last)
 			cancel()
 		}
@@ -186,7 +187,7 @@ func initGroup(ctx context.Context, o InitOptions, m *meeting) (*ProcessGroup, e
 	if t, ok := st.(*tcp.Store); ok && t.Server() == nil && !m.env.AgentStore && !o.Join {
 		rank := m.env.Rank
 		w.left = func() {
-			ctx, cancel := context.WithTimeout(context.Background(), lastLook)
+			ctx, cancel := cputime.WithTimeout(context.Background(), lastLook)
 			defer cancel()
 			_ = t.Leave(ctx, rank) // if the server has ended, nobody can join it
 		}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/cputime"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -26,7 +27,8 @@ type tidier struct {
 }
 
 const (
-	// tidyLimit bounds the work of a tidier, tidyGrace what Close waits for it.
+	// tidyLimit bounds the work of a tidier, tidyGrace what Close waits for it, without the time in which this process
+	// has no CPU.
 	tidyLimit = 30 * time.Second
 	tidyGrace = 500 * time.Millisecond
 
@@ -77,10 +79,18 @@ func (g *epoch) tidy(s groupSpec) {
 
 // wait returns when the tidier has ended, and ends it if that takes long.
 func (t *tidier) wait() {
-	if t.ended != nil {
-		defer time.AfterFunc(tidyGrace, t.cancel).Stop()
-		<-t.ended
+	if t.ended == nil {
+		return
 	}
+	select {
+	case <-t.ended:
+		return
+	default:
+	}
+	late, cancel := cputime.WithTimeout(context.Background(), tidyGrace)
+	defer cancel()
+	defer context.AfterFunc(late, t.cancel)()
+	<-t.ended
 }
 
 func (g *epoch) tidyNow(ctx context.Context, s groupSpec, isRoot bool) error {

@@ -177,7 +177,7 @@ func (c *Call) Meet(ctx context.Context) (Run, error) {
 	if err != nil {
 		err = c.fail(ctx, err)
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	last, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), lastWord)
 	defer cancel()
 	together(func(begin func(func() error)) {
 		begin(func() (err error) {
@@ -733,7 +733,7 @@ func (c *Call) Missing(ctx context.Context) (missing []int, answered bool, err e
 		return missing, answered, err
 	}
 	// The log has to say who has come.
-	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	look, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), lastWord)
 	defer cancel()
 	here := c.newLog()
 	if err := here.catchUp(look); err != nil {

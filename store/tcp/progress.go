@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/cputime"
 	"github.com/c10d-go/c10d/internal/waiting"
 	"github.com/c10d-go/c10d/store"
 )
@@ -163,7 +164,7 @@ const lastLook = 500 * time.Millisecond
 
 // notJoined is the error of a host if workers are missing.
 func (s *Store) notJoined(ctx context.Context, joined int64, size int) error {
-	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+	look, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), lastLook)
 	defer cancel()
 	return fmt.Errorf("%d of %d workers have joined; missing: %s: %w", joined, size, s.absent(look, joined, size), store.WaitErr(ctx))
 }

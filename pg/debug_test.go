@@ -47,11 +47,17 @@ func paged(t *testing.T, size int, o pg.InitOptions) (url string, made <-chan *p
 	lines, groups := new(logged), make(chan *pg.ProcessGroup, 1)
 	o.Rank, o.Size, o.Logger = 0, size, slog.New(slog.NewTextHandler(lines, nil))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	t.Cleanup(cancel)
 	failed := make(chan error, 1)
+	at := freeport.Loopback(t)
+	t.Cleanup(func() {
+		cancel()
+		for g := range groups { // until Init has returned
+			g.Close()
+		}
+	})
 	go func() {
 		defer close(groups)
-		g, err := pg.Init(ctx, "tcp://"+freeport.Loopback(t), o)
+		g, err := pg.Init(ctx, "tcp://"+at, o)
 		if err != nil {
 			failed <- err
 			return

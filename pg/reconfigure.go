@@ -667,8 +667,13 @@ func (g *ProcessGroup) join(ctx context.Context, st store.Store, o Options, from
 		store: inRun(a.Run, st), options: o, origin: from, ours: a.Run != "", apart: a.Run == "", run: a.Run, begunIn: st,
 	})
 	waits, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
+	ended := make(chan struct{})
+	defer func() {
+		stop(nil)
+		<-ended // it uses the store, which the caller may close
+	}()
 	go func() {
+		defer close(ended)
 		for waits.Err() == nil {
 			select {
 			case <-waits.Done():

@@ -244,7 +244,6 @@ func (s *Server) accept() {
 			continue
 		}
 		pause = 5 * time.Millisecond
-		s.accepted.Add(1)
 		c := &session{server: s, raw: conn, conn: conn}
 		c.peer.session, c.req.room = c, c.room
 		if s.secured() {
@@ -252,6 +251,7 @@ func (s *Server) accept() {
 		} else {
 			err = s.clients.enter(c, silent)
 		}
+		s.accepted.Add(1)
 		s.wg.Go(func() { c.serve(err) })
 	}
 }

@@ -237,24 +237,15 @@ func TestSecondConnections(t *testing.T) {
 // A request that has begun must be whole in time, in each dialect. A client that is silent between
 // requests stays.
 func TestRequestTimeout(t *testing.T) {
-	s := serve(t, ServerOptions{RequestTimeout: 50 * time.Millisecond})
-	silent := talk(t, s, v2d)
+	s := serve(t, ServerOptions{RequestTimeout: 500 * time.Millisecond}) // also of the replies
+	silent, older, newer, native := talk(t, s, v2d), talk(t, s, v1d), talk(t, s, v2d), talkNative(t, s)
 	silent.open(v2d)
-	for name, c := range map[string]*raw{
-		"old":    talk(t, s, v1d),
-		"new":    talk(t, s, v2d),
-		"native": talkNative(t, s),
-	} {
-		switch name {
-		case "old":
-			c.open(v1d)
-			c.send([]byte{0})
-		case "new":
-			c.open(v2d)
-			c.send(cat(1, "/k", uint64(1000), []byte("only a part")))
-		case "native":
-			c.send([]byte{9}) // of the length
-		}
+	older.open(v1d)
+	newer.open(v2d)
+	older.send([]byte{0})
+	newer.send(cat(1, "/k", uint64(1000), []byte("only a part")))
+	native.send([]byte{9}) // of the length
+	for _, c := range []*raw{older, newer, native} {
 		c.closed()
 	}
 	until(t, func() bool { return s.Stats().Clients == 1 })
@@ -278,11 +269,17 @@ func TestReplyTimeout(t *testing.T) {
 	until(t, func() bool { return s.clients.held.Load() == 0 })
 }
 
+// waitForRoom sets roomWait for the servers that t starts from now on. They read it until they are closed.
+func waitForRoom(t *testing.T, d time.Duration) {
+	was := roomWait
+	t.Cleanup(func() { roomWait = was })
+	roomWait = d
+}
+
 // What the server holds has one limit for all clients together. The one for which it holds most goes.
 func TestMaxHeld(t *testing.T) {
 	part := func(n, of int) []byte { return cat(1, "/k", uint64(of), make([]byte, n)) }
-	defer func(d time.Duration) { roomWait = d }(roomWait)
-	roomWait = time.Millisecond
+	waitForRoom(t, time.Millisecond)
 	held := func(s *Server, least int64) { until(t, func() bool { return s.clients.held.Load() >= least }) }
 	t.Run("requests", func(t *testing.T) {
 		s := serve(t, ServerOptions{MaxHeld: 600 << 10})
@@ -618,8 +615,7 @@ func TestLongValuesAtOnce(t *testing.T) {
 
 // False ranks that hold much less than a longest value each, and together all, do not keep a rank from writing one.
 func TestFalseRanksHoldRoom(t *testing.T) {
-	defer func(d time.Duration) { roomWait = d }(roomWait)
-	roomWait = 50 * time.Millisecond
+	waitForRoom(t, 50*time.Millisecond)
 	s := serve(t, ServerOptions{World: 2, Job: "j"})
 	rank := join(t, s.Addr().String(), Options{Job: "j"})
 	for range perRank*2 - 1 {
@@ -634,8 +630,7 @@ func TestFalseRanksHoldRoom(t *testing.T) {
 // A long value for which there is no room closes nobody that has little: an agent that waits has a will, and its
 // job ends when its connection does.
 func TestLongValuesCloseNoSmallOnes(t *testing.T) {
-	defer func(d time.Duration) { roomWait = d }(roomWait)
-	roomWait = 50 * time.Millisecond
+	waitForRoom(t, 50*time.Millisecond)
 	s := serve(t, ServerOptions{World: 2, MaxHeld: 12 << 20})
 	agent := join(t, s.Addr().String(), Options{WorldSize: 2, Rank: 0, NoWait: true})
 	require.NoError(t, agent.SetWill(t.Context(), "alive", nil, []byte("dead")))

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -172,18 +173,20 @@ func TestManyRanksAreAway(t *testing.T) {
 	t.Parallel()
 	const size, away = 40, 32 // ranks 1 to 32
 	url := "file://" + filepath.Join(t.TempDir(), "f") + "?rank=%d&world_size=" + fmt.Sprint(size)
-	ctx := waiting.WithFirst(t.Context(), 2*time.Second)
-	var wg sync.WaitGroup
 	errs, logs := make([]error, size), make([]waitingtest.Log, size)
-	for r := range size {
-		if r == 0 || r > away {
-			wg.Go(func() {
-				o := InitOptions{Options: Options{Timeout: 5 * time.Second, Logger: logs[r].Logger()}}
-				_, errs[r] = initFrom(ctx, strings.ReplaceAll(url, "%d", fmt.Sprint(r)), o, environ(""))
-			})
+	synctest.Test(t, func(t *testing.T) {
+		ctx := waiting.WithFirst(t.Context(), 2*time.Second)
+		var wg sync.WaitGroup
+		for r := range size {
+			if r == 0 || r > away {
+				wg.Go(func() {
+					o := InitOptions{Options: Options{Timeout: 5 * time.Second, Logger: logs[r].Logger()}}
+					_, errs[r] = initFrom(ctx, strings.ReplaceAll(url, "%d", fmt.Sprint(r)), o, environ(""))
+				})
+			}
 		}
-	}
-	wg.Wait()
+		wg.Wait()
+	})
 	for r, err := range errs {
 		if r > 0 && r <= away {
 			continue

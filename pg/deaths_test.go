@@ -46,8 +46,8 @@ const deathsURL = "C10D_TEST_DEATHS_URL"
 // meetingLimit is the ranks' timeout. Only a stopped rank may take as long.
 const meetingLimit = 30 * time.Second
 
-// stopLimit is the timeout where a rank is stopped.
-const stopLimit = 6 * time.Second
+// stopLimit is the timeout where a rank is stopped. All ranks must have come by then.
+const stopLimit = 12 * time.Second
 
 // survivor is what a rank writes at its end.
 type survivor struct {

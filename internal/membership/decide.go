@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/cputime"
 	"github.com/c10d-go/c10d/store"
 )
 
@@ -16,7 +17,7 @@ const (
 	// window is how many keys of a Look are read at a time.
 	window = 32
 
-	// lastWord bounds the calls of a process that gives up or leaves.
+	// lastWord bounds the calls of a process that gives up or leaves. Time without a CPU does not count.
 	lastWord = 500 * time.Millisecond
 
 	// never is a value that nobody writes.
@@ -54,7 +55,7 @@ func Decide(ctx context.Context, st store.Store, cfg Config) (View, error) {
 		}
 	}
 	key, value := m.Vote()
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	last, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), lastWord)
 	defer cancel()
 	if errors.Is(err, ErrEvicted) || errors.Is(err, ErrTooFew) {
 		store.DropWill(last, st, key)
@@ -167,7 +168,7 @@ func Forget(ctx context.Context, st store.Store, base, v View, left []Absent, se
 
 // Leave tells the members that decide the next epoch that this one has left.
 func Leave(st store.Store, epoch int, self ID) error {
-	ctx, cancel := context.WithTimeout(context.Background(), lastWord)
+	ctx, cancel := cputime.WithTimeout(context.Background(), lastWord)
 	defer cancel()
 	key := voteKey(epoch+1, self)
 	return errors.Join(st.Set(ctx, key, []byte(gone)), store.DropWill(ctx, st, key))
@@ -201,7 +202,7 @@ func Join(ctx context.Context, st store.Store, first int, known func(ID)) (ID, V
 		return id, v, err
 	}
 	if id >= 0 {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+		last, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), lastWord)
 		defer cancel()
 		st.CompareSet(last, joinKey(id), []byte(waiting), []byte(gone))
 		store.DropWill(last, st, joinKey(id))

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/c10d-go/c10d/internal/cputime"
 	"github.com/c10d-go/c10d/internal/openfiles"
 	"github.com/c10d-go/c10d/internal/transport"
 	"github.com/c10d-go/c10d/internal/transport/wire"
@@ -33,7 +34,7 @@ const (
 	departureGrace = 5 * time.Second
 
 	// lastLook bounds the reading of the store after time has run out. It tells which missing
-	// ranks have published nothing.
+	// ranks have published nothing. Time without a CPU does not count.
 	lastLook = 200 * time.Millisecond
 
 	// resolveLimit bounds the look-up of the local host name.
@@ -848,7 +849,7 @@ func (m *meeting) explain(ctx context.Context, cause error) (*Error, *transport.
 			e.Err = fmt.Errorf("%w: %w", err, why)
 		}
 	}
-	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+	look, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), lastLook)
 	defer cancel()
 	e.Missing = m.missing(look)
 	if f.Kind == transport.FaultTimeout && len(e.Missing) > 0 {
@@ -871,7 +872,7 @@ func (m *meeting) judge(ctx context.Context, e *Error, f *transport.Fault, lacks
 	if late {
 		silent = []int{told.Culprit()}
 	} else if silent = m.cfg.Meeting.Silent(lacks); len(silent) > 0 {
-		look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
+		look, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), lastLook)
 		defer cancel()
 		e.Missing, f.Rank = m.silent(look, silent), silent[0]
 	}

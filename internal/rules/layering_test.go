@@ -93,7 +93,7 @@ var layers = []layer{
 	{"internal/transport/mesh", []string{"internal/tcpsock", "internal/transport", "golang.org/x/sys/..."}},
 	{"internal/transport/wire", []string{"internal/tcpsock", "internal/transport", "internal/transport/mesh"}},
 	{"internal/transport/...", []string{"internal/transport"}},
-	{"internal/rendezvous", []string{"store", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},
+	{"internal/rendezvous", []string{"store", "internal/cputime", "internal/openfiles", "internal/strangers", "internal/waiting", "internal/transport", "internal/transport/wire"}},
 	{"internal/netstage", []string{"work", "internal/cluster"}},
 	{"backend/gloo/internal/ask", []string{"work", "internal/cputime", "internal/plan", "internal/transport", "backend/gloo/internal/blame"}},
 	{"backend/gloo/internal/hostmesh", []string{"internal/transport", "internal/transport/shm", "backend/gloo/internal/blame"}},
@@ -161,7 +161,7 @@ var layers = []layer{
 	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},
 
 	{"internal/meet", []string{"store", "internal/cputime"}},
-	{"internal/membership", []string{"store"}},
+	{"internal/membership", []string{"store", "internal/cputime"}},
 	{"internal/launch", []string{"store", "internal/ownfile"}},
 	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "internal/ownfile", "internal/rankpage", "store", "store/tcp", "trace/debug", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},

@@ -218,10 +218,12 @@ func (d *Group) mark() {
 		if c.marked = true; c.event != nil {
 			continue
 		}
+		d.away++
 		go func() {
 			err := c.record()
 			d.mu.Lock()
 			defer d.mu.Unlock()
+			d.away--
 			if err != nil {
 				c.lost = c.stream.Err() == nil
 				c.over = c.over || !c.lost
@@ -307,7 +309,9 @@ func (d *Group) fail(c *Call, why error) {
 		why = c.blamePeer(why)
 	case late:
 		c.blaming = true
+		d.away++
 		why = c.blame(why)
+		d.away--
 		c.blaming = false
 	case c.lane != nil && errors.As(why, &f):
 		why = &work.Error{Info: c.Info(), Peer: f.Peer, Err: fmt.Errorf("cuda: %w", why)}

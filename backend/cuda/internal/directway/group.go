@@ -93,6 +93,7 @@ type Group struct {
 	busy     []*queue // that have operations
 	watch    *time.Timer
 	watching bool
+	away     int           // goroutines that have let go of mu, and use the group or a stream meanwhile: of mark and blame
 	pause    time.Duration // until the timer looks again
 	closed   bool
 	quit     bool // leave has told the others
@@ -537,16 +538,16 @@ func (d *Group) letGo(limit time.Duration) error {
 	return err
 }
 
-// stuck waits for the kernels of operations that have failed. It returns how many have not ended
-// when ctx has.
+// stuck waits for the kernels of operations that have failed, and for goroutines that are at one without the lock. It
+// returns how many operations have not ended when ctx has.
 func (d *Group) stuck(ctx context.Context) int {
 	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		d.mu.Lock()
 		d.sweepAll()
 		d.mark()
-		n := len(d.open())
+		n, away := len(d.open()), d.away
 		d.mu.Unlock()
-		if n == 0 || ctx.Err() != nil {
+		if n+away == 0 || ctx.Err() != nil {
 			return n
 		}
 		time.Sleep(pause)

@@ -74,8 +74,10 @@ func TestF13Pipelined(t *testing.T) {
 		return n
 	}
 	var first, up int
+	called := make(chan struct{})
 	f := func(n int64) {
-		// What can go on goes on before the host does.
+		// What can go on goes on before the host does. The call may still give the streams their commands.
+		<-called
 		var stuck *sim.Stuck
 		if err := w.m.Quiesce(w.ctx); err != nil && !errors.As(err, &stuck) {
 			t.Error(err)
@@ -88,11 +90,14 @@ func TestF13Pipelined(t *testing.T) {
 		}
 	}
 	onAllReduce.Store(&f)
-	must.Get(w.ranks[0].kept(0, 0))
-	must.Get(w.ranks[0].run(w.ranks[0].tensors[0]))
+	x := w.ranks[0]
+	must.Get(x.kept(0, 0))
+	v := must.Get(x.b.AllReduce(cuda.WithStreams(x.ctx, x.stream...), x.tensors[:1], backend.AllReduceOptions{}))
+	close(called)
+	require.NoError(t, v.Wait(x.ctx))
 	require.Equal(t, slots, first, "of %d chunks are on the host when the first is reduced", chunks)
 	require.Equal(t, chunks-1, up, "of %d chunks are back when the last is reduced", chunks)
-	w.ranks[0].tensors = nil
+	x.tensors = nil
 	w.end()
 }
 

@@ -378,7 +378,7 @@ func TestLaneMemory(t *testing.T) {
 // TestLaneFailures has rank 0 wait for a message that does not come as it should. Its error names rank 1
 // and says why, and both ranks end.
 func TestLaneFailures(t *testing.T) {
-	defer cuda.SetCloseLimit(2 * time.Second)()
+	defer cuda.SetCloseLimit(patience / 2)()
 	for name, c := range map[string]struct {
 		timeout time.Duration
 		sends   bool
@@ -472,7 +472,8 @@ func TestLanesClose(t *testing.T) {
 			var calls sync.WaitGroup
 			var over atomic.Bool
 			calls.Go(func() {
-				for !over.Load() { // also once Close has begun
+				for last := false; !last; { // also once Close has begun, and the last one when it has ended
+					last = over.Load()
 					_, err = x.passes(r, p)
 				}
 			})

@@ -461,7 +461,7 @@ func TestReplayLost(t *testing.T) {
 		"close": func(x *rank) error { return x.b.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			defer cuda.SetCloseLimit(2 * time.Second)()
+			defer cuda.SetCloseLimit(patience / 2)()
 			s := directly(2)
 			s.options.DTypes = []tensor.DType{tensor.Float32, tensor.Int32}
 			w := newWorld(t, s)

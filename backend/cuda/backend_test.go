@@ -368,7 +368,7 @@ func TestNewAlone(t *testing.T) {
 	require.NoError(t, err)
 	st := store.NewHash()
 	defer st.Close()
-	_, err = cuda.New(t.Context(), backend.Options{Store: st, Rank: 0, Size: 2, Timeout: 50 * time.Millisecond, Group: "g", Specific: cuda.Options{Driver: d}})
+	_, err = cuda.New(t.Context(), backend.Options{Store: st, Rank: 0, Size: 2, Timeout: time.Second, Group: "g", Specific: cuda.Options{Driver: d}})
 	require.ErrorContains(t, err, "rank 1")
 	require.NoError(t, d.Close())
 }

@@ -279,8 +279,7 @@ func TestCloseDuringACall(t *testing.T) {
 			var hold atomic.Bool
 			held, release := make(chan struct{}), make(chan struct{})
 			s.sim.Blocking = func(c sim.Call) bool {
-				if hold.Load() && strings.HasPrefix(c.Stream, "rank 1/rank 1 ") {
-					hold.Store(false)
+				if strings.HasPrefix(c.Stream, "rank 1/rank 1 ") && hold.CompareAndSwap(true, false) {
 					close(held)
 					<-release
 				}

@@ -100,11 +100,13 @@ func connect(t *testing.T, windows []*window.Window) {
 
 // look has ranks look until what they have begun is done.
 func look(all ...*rank) {
-	for range 200 {
+	for quiet := 0; quiet < 5; quiet++ { // a rank may answer what another one has done
 		for _, x := range all {
-			x.r.Look()
+			if x.r.Look(); x.r.Mapping() {
+				quiet = 0
+				time.Sleep(100 * time.Microsecond)
+			}
 		}
-		time.Sleep(100 * time.Microsecond)
 	}
 }
 

@@ -255,7 +255,7 @@ func TestLaneFailures(t *testing.T) {
 			u := simulated(ranks)
 			u.window.LaneChannels, u.direct.DTypes, u.direct.Limit = 1, []tensor.DType{tensor.Int32}, 50*time.Millisecond
 			const from = 1
-			threads(t, u, drivers(t, machine(t, ranks, 3), ranks, false), func(m *member) error {
+			virtually(t, u, func(t *testing.T) []driver.Driver { return drivers(t, machine(t, ranks, 3), ranks, false) }, func(m *member) error {
 				mem := must.Get(m.v.Alloc(64))
 				defer mem.Close()
 				must.Do(errors.Join(m.s.Memset(mem.Ptr(), 0, 64), m.sync(), m.meet()))

@@ -117,7 +117,8 @@ func TestRingFailure(t *testing.T) {
 		if !aborts {
 			u.direct.Limit = 10 * time.Millisecond
 		}
-		threads(t, u, drivers(t, ringHost(t, ranks, 1, beside(ranks)), ranks, false), func(m *member) error {
+		host := func(t *testing.T) []driver.Driver { return drivers(t, ringHost(t, ranks, 1, beside(ranks)), ranks, false) }
+		virtually(t, u, host, func(m *member) error {
 			mem := must.Get(m.v.Alloc(1 << 10))
 			defer mem.Close()
 			must.Do(errors.Join(m.s.Memset(mem.Ptr(), 1, 1<<10), m.sync(), m.meet()))

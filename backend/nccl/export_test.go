@@ -1,11 +1,22 @@
 package nccl
 
-import "github.com/c10d-go/c10d/backend/nccl/internal/libnccl"
+import (
+	"time"
+
+	"github.com/c10d-go/c10d/backend/nccl/internal/libnccl"
+)
 
 // With returns options with an API in place of the library.
 func (o Options) With(a libnccl.API) Options {
 	o.api = a
 	return o
+}
+
+// SetAskLimit changes how long other ranks may take to say how far they are, until the function that it returns is called.
+func SetAskLimit(d time.Duration) func() {
+	old := askLimit
+	askLimit = d
+	return func() { askLimit = old }
 }
 
 var (

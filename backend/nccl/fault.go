@@ -23,9 +23,6 @@ const (
 	// leaveGrace is how long an operation may go on without a rank that has closed the group: it may have the data.
 	leaveGrace = 300 * time.Millisecond
 
-	// askLimit is how long other ranks may take to say how far they are, when an operation has run out of time.
-	askLimit = 250 * time.Millisecond
-
 	// abortLimit is how long NCCL may take to end the kernels of a group that has failed, before the operations end.
 	abortLimit = 5 * time.Second
 
@@ -37,6 +34,10 @@ const (
 	askTag, answerTag = 1, 2
 	forever           = 10 * 365 * 24 * time.Hour
 )
+
+// askLimit is how long other ranks may take to say how far they are, when an operation has run out of time; a variable for
+// tests.
+var askLimit = 250 * time.Millisecond
 
 // Err returns what ended the group, nil while it works.
 func (b *Backend) Err() error {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,6 +66,7 @@ func TestCancel(t *testing.T) {
 
 // TestTimeout names the rank that has not made the call.
 func TestTimeout(t *testing.T) {
+	defer nccl.SetAskLimit(patience)()
 	w := newWorld(t, setup{size: 3})
 	works := w.begin(2, (*rank).context, 100*time.Millisecond)
 	blames(t, works[0], 2, work.ErrTimeout)
@@ -102,10 +104,24 @@ func TestPeerLeft(t *testing.T) {
 	w.end()
 }
 
+// later takes no lines before the ranks have met: one may have to wait for another one.
+type later struct {
+	slog.Handler
+	met *atomic.Bool
+}
+
+func (h later) Enabled(ctx context.Context, l slog.Level) bool {
+	return h.met.Load() && h.Handler.Enabled(ctx, l)
+}
+
+func (h later) WithAttrs(a []slog.Attr) slog.Handler { return later{h.Handler.WithAttrs(a), h.met} }
+
 // TestIdle: a group without operations writes no lines about its ranks that wait for each other's questions.
 func TestIdle(t *testing.T) {
 	var log bytes.Buffer
-	w := newWorld(t, setup{size: 2, wait: 5 * time.Millisecond, log: slog.New(slog.NewTextHandler(&log, nil))})
+	var met atomic.Bool
+	w := newWorld(t, setup{size: 2, wait: 5 * time.Millisecond, log: slog.New(later{slog.NewTextHandler(&log, nil), &met})})
+	met.Store(true)
 	w.each(func(x *rank) error { x.wait(x.b.Barrier(x.context(), backend.BarrierOptions{})); return nil })
 	time.Sleep(100 * time.Millisecond) // nothing is to happen
 	w.end()
@@ -133,6 +149,7 @@ func TestCloseAlone(t *testing.T) {
 
 // TestDeath: a rank's process ends, or is stopped. The error of the other ranks names it, at once or at the timeout.
 func TestDeath(t *testing.T) {
+	defer nccl.SetAskLimit(5 * time.Second)() // which a rank that is stopped does not answer within
 	for kind, limit := range map[error]time.Duration{work.ErrPeerDied: 0, work.ErrTimeout: 100 * time.Millisecond} {
 		w := newWorld(t, setup{size: 3})
 		works := w.begin(1, (*rank).context, limit)

@@ -513,7 +513,7 @@ func TestCulprit(t *testing.T) {
 		text    string
 	}{
 		"abort":   {0, func(m *member) error { m.g.Abort(no); return nil }, work.ErrAborted, 1, "no more"},
-		"timeout": {300 * time.Millisecond, nil, work.ErrTimeout, 2, "the device of rank 2 has not done its part"},
+		"timeout": {3 * time.Second, nil, work.ErrTimeout, 2, "the device of rank 2 has not done its part"},
 		"leaving": {0, func(m *member) error { return m.g.Close() }, work.ErrPeerLeft, 2, "rank 2"},
 	} {
 		t.Run(name, func(t *testing.T) {

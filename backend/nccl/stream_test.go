@@ -1,6 +1,7 @@
 package nccl_test
 
 import (
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -59,11 +60,21 @@ func TestNeedsEachOrder(t *testing.T) {
 		w := newWorld(t, setup{size: 2, sim: sim.Config{Quiet: true}})
 		w.each(func(x *rank) error { x.wait(x.b.Barrier(x.context(), backend.BarrierOptions{})); return nil })
 		w.m.Skip(skip)
+		enqueued := make(chan struct{})
 		w.each(func(x *rank) error {
+			enqueues := sync.OnceFunc(func() { close(enqueued) })
 			v := x.on(floats(1, 2, 3))
+			if x.r == 0 {
+				defer enqueues()
+			} else {
+				<-enqueued // so that rank 0's cannot end before it is waited for
+			}
 			got := must.Get(x.b.AllReduce(x.context(), []*tensor.Tensor{v}, backend.AllReduceOptions{}))
 			must.Do(got.Synchronize(x.stream))
 			must.Do(x.stream.Memset(at(v), 0, v.ByteLen()))
+			if x.r == 0 {
+				enqueues()
+			}
 			must.Do(got.Wait(x.ctx))
 			x.get(v)
 			return nil

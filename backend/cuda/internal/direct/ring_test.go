@@ -117,7 +117,9 @@ func TestRingFailure(t *testing.T) {
 		if !aborts {
 			u.direct.Limit = 10 * time.Millisecond
 		}
-		host := func(t *testing.T) []driver.Driver { return drivers(t, ringHost(t, ranks, 1, beside(ranks)), ranks, false) }
+		host := func(t *testing.T) []driver.Driver {
+			return drivers(t, ringHost(t, ranks, 1, beside(ranks)), ranks, false)
+		}
 		virtually(t, u, host, func(m *member) error {
 			mem := must.Get(m.v.Alloc(1 << 10))
 			defer mem.Close()

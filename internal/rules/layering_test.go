@@ -51,7 +51,7 @@ var layers = []layer{
 	{"internal/must", []string{"github.com/stretchr/testify/..."}},
 	{"internal/rules", nil},
 	{"internal/testsize", nil},
-	{"internal/leaveout", []string{"github.com/stretchr/testify/...", "golang.org/x/sync/..."}},
+	{"internal/leaveout", []string{"internal/testsize", "github.com/stretchr/testify/...", "golang.org/x/sync/..."}},
 	{"internal/torchtest", nil},
 	{"internal/tcpsock", []string{"golang.org/x/sys/..."}},
 	{"internal/ring", nil},

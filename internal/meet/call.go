@@ -220,7 +220,7 @@ func (c *Call) meet(ctx context.Context) (Run, error) {
 	defer stop(nil)
 	first := true
 	for {
-		if c.cfg.Rank == 0 && !c.leads(before) {
+		if c.cfg.Rank == 0 {
 			if before, err = c.announce(ctx, turn); err != nil {
 				return Run{}, err
 			}
@@ -265,7 +265,7 @@ func (c *Call) meet(ctx context.Context) (Run, error) {
 		case now.Foreign > 0 && now.Foreign <= len(c.cfg.Foreign) && before.Zero != nil:
 			return Run{Store: c.cfg.Foreign[now.Foreign-1].Store}, nil
 		case now.Begun != nil && before.Zero != nil:
-			if c.cfg.Rank > 0 && (index > now.Begun.Read || slices.Contains(now.Begun.Late, index)) {
+			if index > now.Begun.Read || slices.Contains(now.Begun.Late, index) {
 				return Run{}, &Fault{Rank: c.cfg.Rank, By: -1, Kind: kindTwice, Text: fmt.Sprintf(
 					"rank %d was started twice: this process is %s, and another one has met the others", c.cfg.Rank, c.self.process())}
 			}
@@ -604,13 +604,10 @@ func (c *Call) fail(ctx context.Context, err error) error {
 			return e
 		}
 	case ctx.Err() != nil || errors.Is(err, store.ErrTimeout):
+		asks = true
 		if ctx.Err() != nil {
-			e.Err = ctx.Err()
-		}
-		if why := context.Cause(ctx); why != nil && why != ctx.Err() {
-			e.Err = why
-		} else {
-			asks = true
+			e.Err = context.Cause(ctx)
+			asks = e.Err == ctx.Err() // nobody has said why
 		}
 		f = &Fault{Rank: c.cfg.Rank, By: c.cfg.Rank, Text: fmt.Sprintf("rank %d (%s) gave up: %v", c.cfg.Rank, c.self.process(), e.Err)}
 		if late = e.Timeout(); !late && c.cfg.Rank == 0 {

@@ -258,15 +258,20 @@ func TestMissing(t *testing.T) {
 		defer cancel()
 		zero := start(ctx, Config{Store: st, Name: "0", Rank: 0, Size: 4})
 		three := start(t.Context(), Config{Store: st, Name: "0", Rank: 3, Size: 4}) // learns from rank 0
-		for _, c := range []<-chan outcome{zero, three} {
-			var e *Error
+		var e *Error
+		for _, c := range []<-chan outcome{three, zero} {
 			err := (<-c).err
 			require.ErrorAs(t, err, &e)
 			require.Equal(t, []int{1, 2}, e.Missing)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.NotErrorIs(t, err, ErrDiffer)
 			require.True(t, e.Timeout())
 			require.ErrorContains(t, err, "rank 1 has not called Init within")
+			if c == three {
+				require.Equal(t, 1, must.As[*Fault](t, err).Rank)
+			}
 		}
+		require.Equal(t, context.DeadlineExceeded, e.Err)
 		// Without a rank 0 nobody can tell more.
 		ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
@@ -275,8 +280,7 @@ func TestMissing(t *testing.T) {
 		_, err := New(Config{Store: other, Name: "0", Rank: 2, Size: 3, Job: "A"}).Meet(ctx)
 		require.ErrorContains(t, err, "rank 0 has not called Init")
 		require.ErrorContains(t, err, `the last rank 0 in this store, pid 7 on host h, is of job "B"; this rank is of job "A"`)
-		e := must.As[*Error](t, err)
-		require.Equal(t, []int{0, 1}, e.Missing)
+		require.Equal(t, []int{0, 1}, must.As[*Error](t, err).Missing)
 
 		// A run of two ranks has begun without rank 2 of three.
 		third := store.Prefix("third", st)
@@ -454,6 +458,7 @@ func TestStaleForeignKeys(t *testing.T) {
 		require.ErrorIs(t, err, ErrStale)
 		require.ErrorContains(t, err, fmt.Sprintf(`keys of an earlier run are in the store: rank %d has an address there already, at "v2/%[1]d": use another prefix or a new store`, r))
 	}
+	require.NotContains(t, must.Get(st.ListKeys(t.Context())), "c10d-go/meet/-/0/"+endKey(0), "the ranks were in no turn")
 }
 
 // TestGarbage: ranks pass over values that are no records.
@@ -461,7 +466,7 @@ func TestGarbage(t *testing.T) {
 	st := store.NewHash()
 	defer st.Close()
 	corner := store.Prefix("c10d-go/meet/-/0", st)
-	for i, text := range []string{"{", "null", "7", `{"zero":{"nonce":""}}`, `{"nonce":7}`} {
+	for i, text := range []string{"{", "null", "7", `{"zero":{"nonce":""}}`, `{"nonce":7}`, `{"nonce":"n","rank":"1"}`} {
 		turn := 3*i + 1 // rank 0 comes in the next one, and its run meets in the one after
 		require.NoError(t, corner.MultiSet(t.Context(),
 			[]string{endKey(turn), entryKey(turn+2, 1), processKey(1, i+2)}, [][]byte{[]byte(text), []byte(text), []byte(text)}))
@@ -503,7 +508,7 @@ func TestARankThatGivesUpLeavesNoWill(t *testing.T) {
 	for r := range 2 {
 		st := newWilling()
 		ctx, cancel := context.WithCancel(t.Context())
-		call := start(ctx, Config{Store: st, Name: "0", Rank: r, Size: 3})
+		call := start(ctx, Config{Store: st, Name: "0", Rank: r, Size: 3, Notices: func(string) store.Store { return store.Prefix("notice", st) }})
 		here(t, st, r)
 		cancel()
 		require.ErrorIs(t, (<-call).err, context.Canceled)
@@ -645,22 +650,24 @@ func TestHole(t *testing.T) {
 	})
 }
 
-// TestSecondProcessIsNotInTheRun: it comes when all ranks are there already.
+// TestSecondProcessIsNotInTheRun: it comes when all ranks are there already, or its entry does.
 func TestSecondProcessIsNotInTheRun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st := store.NewHash()
-		defer st.Close()
-		zeroCame(t, st, 2)
-		place := store.Prefix("c10d-go/meet/-/0", st)
-		require.NoError(t, place.Set(t.Context(), entryKey(2, 1), encode(record{Nonce: "first", Rank: 1, Size: 2})))
-		must.Get(place.Add(t.Context(), countKey(2), 1))
-		one := start(t.Context(), Config{Store: st, Name: "0", Rank: 1, Size: 2})
-		synctest.Wait()
-		require.NoError(t, place.Set(t.Context(), endKey(2), encode(end{Begun: &begun{Read: 1}})))
-		err := (<-one).err
-		require.ErrorIs(t, err, ErrTwice)
-		require.ErrorContains(t, err, "and another one has met the others")
-	})
+	for _, run := range []begun{{Read: 1}, {Read: 2, Late: []int{2}}} {
+		synctest.Test(t, func(t *testing.T) {
+			st := store.NewHash()
+			defer st.Close()
+			zeroCame(t, st, 2)
+			place := store.Prefix("c10d-go/meet/-/0", st)
+			require.NoError(t, place.Set(t.Context(), entryKey(2, 1), encode(record{Nonce: "first", Rank: 1, Size: 2})))
+			must.Get(place.Add(t.Context(), countKey(2), 1))
+			one := start(t.Context(), Config{Store: st, Name: "0", Rank: 1, Size: 2})
+			synctest.Wait()
+			require.NoError(t, place.Set(t.Context(), endKey(2), encode(end{Begun: &run})))
+			err := (<-one).err
+			require.ErrorIs(t, err, ErrTwice)
+			require.ErrorContains(t, err, "and another one has met the others")
+		})
+	}
 }
 
 // far is a store at the end of a network: each request takes a millisecond. It counts them.

@@ -208,7 +208,7 @@ func (l *log) look(ctx context.Context) (over bool, err error) {
 	if err == nil {
 		err = l.answer(ctx)
 	}
-	if err != nil || !l.zero || len(l.c.cfg.Foreign) == 0 {
+	if err != nil || !l.zero {
 		return false, err
 	}
 	ranks := l.absent()

@@ -180,7 +180,7 @@ func get(ctx context.Context, st store.Store, key string) ([]byte, error) {
 	for {
 		b, err := st.Get(ctx, key)
 		// The store's own timeout is not the group's.
-		if err == nil || ctx.Err() != nil || !errors.Is(err, store.ErrTimeout) {
+		if ctx.Err() != nil || !errors.Is(err, store.ErrTimeout) {
 			return b, err
 		}
 	}

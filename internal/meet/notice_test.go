@@ -208,7 +208,7 @@ func TestSilentWaitsWhileAnswersCome(t *testing.T) {
 
 // What is no fault ends the wait with an error, not with a panic or never.
 func TestGarbageInNotice(t *testing.T) {
-	for _, garbage := range []string{"", "x", "{}", `{"fault":null}`, "[]"} {
+	for _, garbage := range []string{"", "x", "{}", `{"fault":null}`, "[]", `{"asks":true,"fault":7}`} {
 		st := store.NewHash()
 		require.NoError(t, st.Set(t.Context(), "first", []byte(garbage)))
 		r := join(t, st, three, 0)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -55,6 +57,40 @@ func TestMissingRankIsLogged(t *testing.T) {
 				require.Contains(t, e.Error(), "rank 1 published no address (rank 1 has not joined the store)")
 			}
 		})
+	}
+}
+
+// checks counts the calls of Check.
+type checks struct {
+	store.Store
+	n int
+}
+
+func (c *checks) Check(ctx context.Context, keys ...string) (bool, error) {
+	c.n++
+	return c.Store.Check(ctx, keys...)
+}
+
+// TestFewQuestionsFindTheMissing: hundreds of ranks that wait for a few others do not ask the store for each.
+func TestFewQuestionsFindTheMissing(t *testing.T) {
+	const size = 256
+	for _, missing := range [][]int{nil, {77}, {3, 255}} {
+		st := &checks{Store: store.NewHash()}
+		defer st.Close()
+		for r := range size {
+			if !slices.Contains(missing, r) {
+				require.NoError(t, st.Set(t.Context(), strconv.Itoa(r), nil))
+			}
+		}
+		m := &meeting{cfg: Config{Rank: 1, Size: size, Store: st}, peers: make([]peer, size)}
+		var found []int
+		for _, x := range m.missing(t.Context()) {
+			if x.What == "published no address" {
+				found = append(found, x.Rank)
+			}
+		}
+		require.Equal(t, missing, found)
+		require.LessOrEqual(t, st.n, 1+2*8*len(missing))
 	}
 }
 

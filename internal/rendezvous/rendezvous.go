@@ -937,6 +937,16 @@ func (m *meeting) silent(ctx context.Context, ranks []int) []Missing {
 // have a native wire. Then it reads the addresses of the ranks one after the other.
 func (m *meeting) missing(ctx context.Context) []Missing {
 	var all, waiters []Missing
+	var unseen []int
+	m.mu.Lock()
+	for i := range m.peers {
+		if i != m.cfg.Rank && m.peers[i].stage == unpublished {
+			unseen = append(unseen, i)
+		}
+	}
+	m.mu.Unlock()
+	came := make(map[int]bool)
+	m.findCame(ctx, unseen, came)
 	for i := range m.peers {
 		m.mu.Lock()
 		p := m.peers[i]
@@ -951,15 +961,13 @@ func (m *meeting) missing(ctx context.Context) []Missing {
 		case awaited:
 			x.What, waits = "did not connect", true
 		case unpublished:
-			ok, err := m.cfg.Store.Check(ctx, m.cameKey(i))
-			switch {
-			case err == nil && ok:
+			if came[i] {
 				x.What, waits = "did not connect", true
-			default:
-				x.What = "published no address"
-				if len(all) < maxLastSeen && m.cfg.LastSeen != nil {
-					x.Last = m.cfg.LastSeen(ctx, i)
-				}
+				break
+			}
+			x.What = "published no address"
+			if len(all) < maxLastSeen && m.cfg.LastSeen != nil {
+				x.Last = m.cfg.LastSeen(ctx, i)
 			}
 		}
 		if waits {
@@ -972,6 +980,27 @@ func (m *meeting) missing(ctx context.Context) []Missing {
 		return waiters
 	}
 	return all
+}
+
+// findCame notes which of the ranks have published their address. Few that have not cost few calls.
+func (m *meeting) findCame(ctx context.Context, ranks []int, came map[int]bool) {
+	if len(ranks) == 0 {
+		return
+	}
+	keys := make([]string, len(ranks))
+	for i, r := range ranks {
+		keys[i] = m.cameKey(r)
+	}
+	all, err := m.cfg.Store.Check(ctx, keys...)
+	switch half := len(ranks) / 2; {
+	case err == nil && all:
+		for _, r := range ranks {
+			came[r] = true
+		}
+	case err == nil && half > 0:
+		m.findCame(ctx, ranks[:half], came)
+		m.findCame(ctx, ranks[half:], came)
+	}
 }
 
 // result returns the mesh of a meeting that has succeeded.

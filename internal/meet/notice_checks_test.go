@@ -19,10 +19,10 @@ func TestNoticeInAStoreOfPyTorch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &probe{Store: store.NewHash()}
 		n := must.Get(Join(t.Context(), NoticeConfig{Store: p, Ranks: []int{0, 1, 2}, Foreign: true}, func(error) {}))
-		time.Sleep(foreignPatience - 1)
+		time.Sleep(foreignPatience - time.Nanosecond)
 		calls, _ := p.noted()
 		require.Empty(t, calls)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		n.Close()
 		require.Equal(t, []string{"get first"}, p.calls)

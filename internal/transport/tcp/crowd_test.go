@@ -86,7 +86,9 @@ func meetZero(t *testing.T, size, strangers int) {
 // hello.
 func TestRoomForAll(t *testing.T) {
 	const size = 600
-	e := must.Get(Listen(local))
+	o := local
+	o.Handshake = patience // until the last of them has said hello
+	e := must.Get(Listen(o))
 	addrs := []string{e.Addr()}
 	peers := make([]address, size)
 	for r := 1; r < size; r++ {

@@ -189,6 +189,8 @@ func epochs(t *testing.T, way string) {
 		victim := round % size
 		dead := live[victim]
 		rest := append(append([]*member{}, live[:victim]...), live[victim+1:]...)
+		var entered sync.WaitGroup
+		entered.Add(len(rest))
 		each(append([]*member{dead}, rest...), func(_ int, x *member) error {
 			if x == dead {
 				var dies sync.WaitGroup
@@ -197,8 +199,11 @@ func epochs(t *testing.T, way string) {
 					_ = x.sum()
 				}
 				dies.Wait()
+				entered.Wait() // the others keep its memory until then, and Close waits for a second
 				return lost(x.end())
 			}
+			enters := sync.OnceFunc(entered.Done)
+			defer enters()
 			var err error
 			for err == nil {
 				err = x.sum()
@@ -208,6 +213,7 @@ func epochs(t *testing.T, way string) {
 				return fmt.Errorf("the error of epoch %d is expected: %w", 2*round, err)
 			}
 			v, err := x.g.Reconfigure(x)
+			enters()
 			if err != nil || len(v.IDs) != size-1 {
 				return fmt.Errorf("members %v: %w", v.IDs, err)
 			}

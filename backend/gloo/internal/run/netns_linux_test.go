@@ -146,7 +146,7 @@ func TestNetworkFaultsAreNamed(t *testing.T) {
 			check := func(fault, want string, i, j, bytes int, happen func(n *netns.Network) error) {
 				t.Run(fmt.Sprintf("%d ranks, %s, %s %s", size, wire, fault, want), func(t *testing.T) {
 					t.Parallel()
-					n := newNetwork(t, fmt.Sprint(string(wire)[:1], size, fault[:1], i, j), size)
+					n := newNetwork(t, fmt.Sprintf("%.1s%d%.1s%d%d", wire, size, fault, i, j), size)
 					for range testsize.Of(1, 1, 10) {
 						how := netRank{Wire: wire, Bytes: bytes, Timeout: 8 * time.Second}
 						for r, got := range runOn(t, n, size, how, func() error { return happen(n) }) {

@@ -64,11 +64,15 @@ func (b *Backend) abortFor(info work.Info, cause error) {
 	b.fail(cause)
 }
 
-// fail ends the group, once. It returns before the operations have ended.
+// fail ends the group, once, and not when Close has ended it. It returns before the operations have ended.
 func (b *Backend) fail(err error) {
-	if !b.fault.CompareAndSwap(nil, &err) {
+	b.failMu.Lock()
+	if b.over || !b.fault.CompareAndSwap(nil, &err) {
+		b.failMu.Unlock()
 		return
 	}
+	b.failing.Add(1)
+	b.failMu.Unlock()
 	if b.told != nil && !errors.Is(err, work.ErrClosed) {
 		info := b.issuer.Info(work.Unknown, b.Seq())
 		var first *work.Error
@@ -78,7 +82,8 @@ func (b *Backend) fail(err error) {
 		b.told(b.named(info, err))
 	}
 	b.end(err)
-	b.failing.Go(func() {
+	go func() {
+		defer b.failing.Done()
 		if b.control != nil && !errors.Is(err, work.ErrClosed) {
 			b.control.Abort(b.named(b.issuer.Info(work.Unknown, b.Seq()), err))
 		}
@@ -111,7 +116,7 @@ func (b *Backend) fail(err error) {
 		case <-ended:
 		case <-ctx.Done():
 		}
-	})
+	}()
 }
 
 // named returns the error of an operation that has failed by err, which may be that of another operation or rank.

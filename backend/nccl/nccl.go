@@ -124,6 +124,8 @@ type Backend struct {
 
 	wake       chan struct{}
 	watching   sync.WaitGroup
+	failMu     sync.Mutex
+	over       bool // Close waits for failing, and nothing fails any more
 	failing    sync.WaitGroup
 	closed     sync.Once
 	closeErr   error
@@ -372,6 +374,9 @@ func (b *Backend) Close() error {
 		if !b.drained(ctx) {
 			b.fail(work.ErrClosed)
 		}
+		b.failMu.Lock()
+		b.over = true
+		b.failMu.Unlock()
 		b.failing.Wait()
 		b.mu.Lock()
 		comms := b.comms

@@ -93,7 +93,7 @@ SLOW386 = Torch|OnEveryWire|Fault|AreNamed|BrokenLink|WithoutARank|LosesKeys|Dea
 	@export GOARCH=386 CGO_ENABLED=0; packages="./tensor ./store/... ./pg ./backend/gloo/..."; mkdir -p bin; \
 	$(GO) test -c -o bin/386.test ./tensor; bin/386.test -test.run '^$$' >/dev/null 2>&1; \
 	if [ $$? = 126 ]; then echo "this kernel runs no program of 32 bits: vet alone"; exec $(GO) vet $$packages; fi; \
-	$(GO) test -count 1 -timeout $(TIMEOUT) -short -skip '$(SLOW386)' $$packages
+	$(GO) test -count 1 -p $(PROCS) -parallel 16 -timeout $(TIMEOUT) -short -skip '$(SLOW386)' $$packages
 
 nested: ## vet and test the nested modules, or NESTED="tools interop"
 	@set -e; for dir in $(NESTED); do echo "module $$dir"; \

@@ -54,7 +54,7 @@ type cost struct {
 	KiB         int // of memory; n processes that share a page have an n-th of it each
 }
 
-// processIdle is what a rank has without a group: this goroutine, and that which reads orders.
+// processIdle is what a rank has without a group. One goroutine reads orders, and another one follows them.
 var processIdle = cost{Goroutines: 2, Descriptors: 12}
 
 // answer is what a rank writes when it has done what it was told.
@@ -218,9 +218,9 @@ func (r *rankProcess) cost() cost {
 	return c
 }
 
-// TestProcesses holds what a rank of a large job costs if each is a process of its own on one host, as under c10d run: calls
-// to the launcher's store, goroutines, descriptors and memory. The ranks make a group and sub-groups, run collectives, lose
-// a rank and go on in the next epoch.
+// TestProcesses bounds what a rank of a large job costs: calls to the store, goroutines, descriptors and memory. As under
+// c10d run, each rank is a process, and the store is in another one. The ranks make a group and sub-groups, run
+// collectives, lose a rank and go on in the next epoch.
 func TestProcesses(t *testing.T) {
 	size := *processes
 	if size == 0 {

@@ -120,8 +120,8 @@
 //
 // The first command makes each rank write its last operations to a file, when one fails or when the
 // rank gets SIGUSR1. The second one merges these files, and those of PyTorch's flight recorder. It
-// prints collectives that have not ended, which ranks they lack, and which ranks called last. It also prints sends and
-// receives of Go ranks that have not ended. job.json is for ui.perfetto.dev. -json prints the same as JSON.
+// prints the collectives that have not ended, and for each the ranks that it lacks. It prints the ranks that called last,
+// and sends and receives of Go ranks that have not ended. job.json is for ui.perfetto.dev. -json prints the same as JSON.
 //
 // # The program itself
 //

@@ -30,8 +30,8 @@ import (
 
 var kills = flag.Int("elastic.kills", 3, "TestElastic kills and replaces `n` ranks")
 
-// stepTime makes a training last for two minutes, which ranks that die and come need on a busy host, or until the file of
-// paced exists.
+// stepTime makes a training last for two minutes, or until the file of paced exists. On a busy host ranks take so long to
+// die and come back.
 const stepTime = "1s"
 
 // trainers are the processes of an elastic training.

@@ -50,8 +50,8 @@ func drivers(t *testing.T, m *sim.Machine, ranks int, apart bool) (all []driver.
 	return all
 }
 
-// virtually is threads on virtual time, for kernels that wait no longer than a limit: on a busy machine ranks that come
-// may come later than that.
+// virtually is threads on virtual time. It is for kernels that wait for a few milliseconds: on a busy machine the other
+// ranks may come later.
 func virtually(t *testing.T, u setup, open func(t *testing.T) []driver.Driver, job func(m *member) error) {
 	t.Helper()
 	region.Passes = false // who waits for other processes keeps virtual time from passing

@@ -221,7 +221,7 @@ func (b *Backend) start(o *operation, q call, dev int, s driver.Stream, before [
 		}
 	}
 	o.Start()
-	pool.Underway.Add(1) // nothing is freed meanwhile
+	pool.Begin() // nothing is freed meanwhile
 	x := &enqueuer{b: b, c: o.c, s: s, o: o, pair: q.pair >= 0}
 	err = o.c.do(func() error {
 		err := o.c.with(func(h libnccl.Comm) error {

@@ -20,6 +20,38 @@ import (
 // counts for good.
 var Underway atomic.Int64
 
+// freeing is held while memory is freed, and frees is set then, so that no operation begins meanwhile.
+var (
+	freeing sync.Mutex
+	frees   atomic.Bool
+)
+
+// Begin counts an operation before it gives a device anything to do. It waits for memory that is being freed.
+func Begin() {
+	Underway.Add(1)
+	if frees.Load() {
+		freeing.Lock()
+		freeing.Unlock()
+	}
+}
+
+// Alone calls f, which frees memory, unless operations are under way besides those of the caller. None begins before f
+// has returned. It reports whether it has called f.
+func Alone(own int64, f func()) bool {
+	if Underway.Load() > own {
+		return false
+	}
+	freeing.Lock()
+	defer freeing.Unlock()
+	frees.Store(true)
+	defer frees.Store(false)
+	if Underway.Load() > own { // it has begun, and may not have seen that memory is freed
+		return false
+	}
+	f()
+	return true
+}
+
 // Pool is memory that operations take turns to use: device memory, or page-locked
 // memory on device OnHost. Making it is slow, page-locking some 0.3 ms a MiB.
 type Pool[M memory] struct {
@@ -88,10 +120,12 @@ func (p *Pool[M]) Get(dev, n int) (m M, err error) {
 		p.idle[k] = list[:last]
 		p.held[dev] -= m.Len()
 	}
-	spare := p.spare()
+	over := p.over
 	p.mu.Unlock()
-	if err = free(spare); err != nil && found {
-		p.Put(dev, m)
+	if over {
+		if err = p.Tidy(); err != nil && found {
+			p.Put(dev, m)
+		}
 	}
 	if found || err != nil {
 		return m, err
@@ -100,19 +134,14 @@ func (p *Pool[M]) Get(dev, n int) (m M, err error) {
 }
 
 // Tidy frees what is more than keep, if it may.
-func (p *Pool[M]) Tidy() error {
-	p.mu.Lock()
-	spare := p.spare()
-	p.mu.Unlock()
-	return free(spare)
-}
-
-// spare takes out what is more than keep, if it may be freed. The caller holds p.mu.
-func (p *Pool[M]) spare() []M {
-	if p.over && Underway.Load() == 0 {
-		return p.trim(p.keep)
-	}
-	return nil
+func (p *Pool[M]) Tidy() (err error) {
+	Alone(0, func() {
+		p.mu.Lock()
+		spare := p.trim(p.keep)
+		p.mu.Unlock()
+		err = free(spare)
+	})
+	return err
 }
 
 // Put gives memory back that nothing uses any more. It frees nothing before Close, because the caller ends

@@ -2,11 +2,16 @@ package pool
 
 import (
 	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/testsize"
 )
 
 // block is memory that notes whether it is closed.
@@ -68,6 +73,60 @@ func TestPool(t *testing.T) {
 	require.NoError(t, p.Close())
 	require.Equal(t, len(made), closed())
 	require.Empty(t, p.held[0]+p.held[1])
+}
+
+// TestNothingBeginsMeanwhile holds that an operation which begins while memory is freed waits for that, and that nothing
+// is freed while one is under way. A device that frees memory waits for kernels, and they may wait for a rank whose
+// operation cannot begin before.
+func TestNothingBeginsMeanwhile(t *testing.T) {
+	require.False(t, Alone(-1, func() { t.Error("operations are under way") }))
+	begun := make(chan int64, 1)
+	within := Alone(0, func() {
+		go func() {
+			Begin()
+			begun <- Underway.Load()
+		}()
+		for Underway.Load() == 0 {
+			runtime.Gosched()
+		}
+		select {
+		case <-begun:
+			t.Error("an operation has begun while memory is freed")
+		case <-time.After(10 * time.Millisecond):
+		}
+	})
+	require.True(t, within)
+	require.EqualValues(t, 1, <-begun)
+	require.False(t, Alone(0, func() { t.Error("an operation is under way") }))
+	require.True(t, Alone(1, func() {}), "it is the caller's own")
+	Underway.Add(-1)
+}
+
+// TestManyBegin holds the same of goroutines that begin and end operations, and of others that free memory.
+func TestManyBegin(t *testing.T) {
+	var underway atomic.Int64
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range testsize.Of(200, 2000, 20000) {
+				Begin()
+				underway.Add(1)
+				underway.Add(-1)
+				Underway.Add(-1)
+			}
+		})
+		all.Go(func() {
+			for range testsize.Of(200, 2000, 20000) {
+				Alone(0, func() {
+					if n := underway.Load(); n != 0 {
+						t.Errorf("%d operations are under way while memory is freed", n)
+					}
+				})
+			}
+		})
+	}
+	all.Wait()
+	require.Zero(t, Underway.Load())
 }
 
 // TestSizes holds that memory for large operations is at most an eighth larger than what they use, and is found again.

@@ -114,8 +114,7 @@ func Captured(ctx context.Context, op work.OpType) error {
 		return nil
 	}
 	return fmt.Errorf("cuda: %v in a capture: %w: the call would go through the host. Only calls that kernels do can be "+
-		"captured; Explain says which do. Make the call once before: that connects the ranks and loads the kernels, as "+
-		"Options.DTypes does", op, driver.ErrCapture)
+		"captured; Explain says which do. Make a collective before: that connects the ranks", op, driver.ErrCapture)
 }
 
 // Issue starts a collective.
@@ -231,7 +230,7 @@ func (b *Engine) launch(o *Operation, result []*tensor.Tensor) error {
 		}
 		later = o.long && o.claim == nil
 	}
-	pool.Underway.Add(1)
+	pool.Begin()
 	b.Staged.Add(1)
 	o.launched = true
 	o.SetResult(result...)

@@ -217,9 +217,9 @@ func (r *Registry) tidy() {
 	}
 }
 
-// alone reports whether no operation is under way but the caller's. CUDA may wait for the device when memory is
+// own is how many operations are under way if the caller's is the only one. CUDA may wait for the device when memory is
 // mapped no more, and so for kernels that wait for this rank.
-func alone() bool { return pool.Underway.Load() <= 1 }
+const own = 1
 
 // gone reports whether all peers have let go of an entry that was withdrawn.
 func (r *Registry) gone(i int) bool {
@@ -247,7 +247,7 @@ func closed(m driver.Memory) bool {
 // this rank's memory that has been freed. An operation calls it before its first kernel; pool.Underway counts the
 // operation. Nothing is withdrawn or let go while other operations are under way.
 func (r *Registry) Look() {
-	if len(r.index) > 0 && alone() {
+	if len(r.index) > 0 && pool.Underway.Load() <= own {
 		r.tidy()
 	}
 	for p := range r.pages {
@@ -273,10 +273,11 @@ func (r *Registry) see(p, i int, x *mapping) bool {
 	n := r.number(p, i).Load()
 	if n != x.number {
 		if x.m != nil {
-			if !alone() {
+			var err error
+			if !pool.Alone(own, func() { err = r.forget(x) }) {
 				return false
 			}
-			if err := r.forget(x); err != nil {
+			if err != nil {
 				return true // its entry is lost
 			}
 		}

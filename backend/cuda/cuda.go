@@ -87,9 +87,10 @@ type Options struct {
 	// AllReduceWorks. Empty lets the backend choose. All ranks need the same.
 	AllReduce string
 
-	// DTypes are those for which New loads the kernels that combine elements. It always loads those of float32, float16
-	// and bfloat16. The others have kernels together. The first reduction of one loads them, which takes 2 s where CUDA
-	// has not compiled them before. All ranks wait for that in the call, before it begins. All ranks need the same.
+	// DTypes are those for which the group loads the kernels that combine elements. Nil means all. Float32, float16 and
+	// bfloat16 are always among them, and the others have kernels together. Reductions of a dtype without kernels go
+	// through the host. Where CUDA has not compiled the others' kernels before, New takes 2 s less without them. All ranks
+	// need the same.
 	DTypes []tensor.DType
 
 	// Broadcast is the way in which every broadcast goes from rank to rank:
@@ -141,9 +142,6 @@ func (o *Options) check() error {
 	}
 	if o.CPUOptions != nil && o.CPUOptions.BackendName() != o.CPU {
 		return fmt.Errorf("cuda: Options.CPUOptions is a %T, for backend %q, and Options.CPU is %q", o.CPUOptions, o.CPUOptions.BackendName(), o.CPU)
-	}
-	if o.DTypes == nil {
-		o.DTypes = []tensor.DType{tensor.Float32}
 	}
 	o.DTypes = slices.Clone(o.DTypes)
 	for _, d := range o.DTypes {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
@@ -94,8 +95,10 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 	}
 	o.Blocks, o.Limit = cmp.Or(o.Blocks, 128), cmp.Or(o.Limit, 10*time.Minute)
 	o.straight, o.rootReduces = cmp.Or(o.straight, StraightBytes), cmp.Or(o.rootReduces, rootReducesUpTo)
-	if o.DTypes == nil {
-		o.DTypes = dtypes
+	for _, d := range o.DTypes {
+		if !slices.Contains(dtypes, d) {
+			return nil, fmt.Errorf("direct: there are no kernels for %v", d)
+		}
 	}
 	channels, depth := w.Shape()
 	c := &Comm{w: w, o: o, rank: rank, ranks: ranks, channels: channels, shape: ShapeOf}
@@ -111,23 +114,20 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 		c.setLaunch()
 		return c, nil
 	}
-	for _, text := range []string{gradients, gathers, moves} {
+	for _, text := range textsFor(o.DTypes) {
 		f, err := c.load(text, ranks)
 		if err != nil {
 			return nil, err
 		}
 		switch text {
 		case gradients:
-			c.families[0].Store(&f)
+			c.families[0] = &f
+		case others:
+			c.families[1] = &f
 		case gathers:
 			c.gathers = f.all
 		case moves:
 			c.moves, c.broadcasts = f.all, f
-		}
-	}
-	for _, d := range o.DTypes {
-		if err := c.Load(d); err != nil {
-			return nil, err
 		}
 	}
 	if _, ok := w.HasLanes(); ok {

@@ -9,7 +9,6 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/c10d-go/c10d/backend"
@@ -118,16 +117,6 @@ func family(d tensor.DType) string {
 	return others
 }
 
-// Alike returns the dtypes whose kernels are loaded together with those of a dtype, a bit each.
-func Alike(d tensor.DType) (set uint32) {
-	for _, x := range dtypes {
-		if family(x) == family(d) {
-			set |= 1 << x
-		}
-	}
-	return set
-}
-
 // eachImage calls f with some PTX texts for so many ranks, and the names of their kernels.
 func eachImage(ranks int, f func(image []byte, kernels ...string), some ...string) {
 	for _, text := range some {
@@ -141,14 +130,20 @@ func eachImage(ranks int, f func(image []byte, kernels ...string), some ...strin
 	}
 }
 
+// textsFor returns the texts that a group needs which combines some dtypes; nil means all.
+func textsFor(some []tensor.DType) []string {
+	all := []string{gradients, gathers, moves}
+	if some == nil || slices.ContainsFunc(some, func(d tensor.DType) bool { return !gradient(d) }) {
+		all = append(all, others)
+	}
+	return all
+}
+
 // Images calls f with each PTX text for so many ranks, and the names of its kernels: without those that combine other
 // dtypes than gradients have, unless one of some dtypes is such. Nil means all dtypes. The texts are for devices of
 // compute capability 8.0 and later.
 func Images(ranks int, some []tensor.DType, f func(image []byte, kernels ...string)) {
-	eachImage(ranks, f, gradients, gathers, moves)
-	if some == nil || slices.ContainsFunc(some, func(d tensor.DType) bool { return !gradient(d) }) {
-		eachImage(ranks, f, others)
-	}
+	eachImage(ranks, f, textsFor(some)...)
 	if ranks > 2 {
 		eachImage(2, f, moves) // of lanes
 	}
@@ -226,7 +221,7 @@ type Options struct {
 	Blocks int
 
 	// DTypes are those that New loads kernels for. It always loads those of float32, float16 and bfloat16. Nil means all
-	// dtypes. Comm.Load loads the others' later.
+	// dtypes.
 	DTypes []tensor.DType
 
 	// Limit is how long a kernel may wait for a peer; 0 means 10 minutes. It ends a kernel if
@@ -347,7 +342,7 @@ type Comm struct {
 	rank, ranks int
 	channels    int
 	modules     []driver.Module
-	families    [2]atomic.Pointer[forms] // of gradients, and of the others when they are loaded
+	families    [2]*forms // of gradients, and of the others if they are loaded
 	gathers     pair
 	moves       pair
 	broadcasts  forms                                                 // of two shots, with more than two ranks
@@ -384,23 +379,6 @@ func (c *Comm) setLaunch() {
 	c.launch = driver.Launch{Args: &c.args, Access: c.w.Access(make([]driver.Access, 2, 2+2+window.MostRanks))}
 }
 
-// Load loads the kernels that combine a dtype, unless they are there. It may wait for the device, as New.
-func (c *Comm) Load(d tensor.DType) (err error) {
-	if !slices.Contains(dtypes, d) {
-		return fmt.Errorf("direct: there are no kernels for %v", d)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.Loaded(d) {
-		return nil
-	}
-	f, err := c.load(family(d), c.ranks)
-	if err == nil {
-		c.families[1].Store(&f)
-	}
-	return err
-}
-
 // Loaded reports whether the kernels that combine a dtype are loaded. A ring has one kernel for all.
 func (c *Comm) Loaded(d tensor.DType) bool {
 	return slices.Contains(dtypes, d) && (c.forms(d) != nil || c.w.NextOnly())
@@ -409,9 +387,9 @@ func (c *Comm) Loaded(d tensor.DType) bool {
 // forms returns the kernels of a dtype, nil if they are not loaded.
 func (c *Comm) forms(d tensor.DType) *forms {
 	if gradient(d) {
-		return c.families[0].Load()
+		return c.families[0]
 	}
-	return c.families[1].Load()
+	return c.families[1]
 }
 
 // load loads a text for so many ranks.
@@ -565,7 +543,7 @@ func (c *Comm) kernel(what string, op backend.ReduceOp, d tensor.DType, ring boo
 	}
 	f := c.forms(d)
 	if f == nil {
-		return f, r, fmt.Errorf("direct: %s of %v: its kernels are not loaded: call Load, or set Options.DTypes", what, d)
+		return f, r, fmt.Errorf("direct: %s of %v: its kernels are not loaded, as Options.DTypes says", what, d)
 	}
 	return f, r, nil
 }

@@ -140,7 +140,7 @@ func (c *Call) init(ctx context.Context, info work.Info, deadline time.Time, tim
 // Calls.
 func (c *Call) post(err error) {
 	c.Start()
-	pool.Underway.Add(1)
+	pool.Begin()
 	c.d.begin(c)
 	if err == nil {
 		err = c.enqueue()
@@ -175,7 +175,7 @@ func (d *Group) record(c *Call) error {
 		return c.named(errCaptureDevice)
 	}
 	c.Start()
-	pool.Underway.Add(1) // nothing is freed meanwhile
+	pool.Begin() // nothing is freed meanwhile
 	defer pool.Underway.Add(-1)
 	err := c.doParts()
 	d.graphs.held, c.held = append(d.graphs.held, c.held...), nil

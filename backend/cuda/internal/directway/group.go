@@ -53,7 +53,6 @@ type Group struct {
 
 	DTypes     []tensor.DType                // whose kernels connect loads; nil means all
 	combines   atomic.Uint32                 // the dtypes whose kernels are loaded, a bit each
-	lacking    error                         // why some rank cannot load those that connect did not; guarded by connecting
 	Forbidden  error                         // why the caller wants none
 	Share      bool                          // some all-reduces go through memory that the ranks share all the same
 	Ring       bool                          // some calls go round a ring, though all devices may reach each other
@@ -179,8 +178,8 @@ func (d *Group) Order() []int {
 	return d.comm.Order()
 }
 
-// Ready returns nil if the ranks are connected and have the kernels of a call. The first call connects them, and the
-// first reduction that needs other kernels loads them: all come to it in the order of the group's collectives.
+// Ready returns nil if the ranks are connected and have the kernels of a call. The first call connects them: all come to
+// it in the order of the group's collectives.
 func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.Call) error {
 	if d.Has(print) == nil {
 		return nil
@@ -195,29 +194,32 @@ func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.
 			return err
 		}
 	}
-	if d.why != nil || print.With == 0 || print.Sparse {
-		return d.why
-	}
-	return d.combine(ctx, op, print)
+	return cmp.Or(d.why, d.has(print))
 }
 
 // Has returns nil if the ranks are connected and have the kernels of a call, else why not, group.ErrNotAsked if no call
 // before has asked for them. It asks nobody.
 func (d *Group) Has(print board.Call) error {
-	combines := print.With != 0 && !print.Sparse
-	if d.Open.Load() != nil && (!combines || d.Combines(print.DType)) {
-		return nil
+	if d.Open.Load() != nil {
+		return d.has(print)
 	}
 	d.connecting.Lock()
 	defer d.connecting.Unlock()
-	switch {
-	case !d.asked:
+	if !d.asked {
 		return group.ErrNotAsked
-	case d.why != nil || !combines || d.Combines(print.DType):
-		return d.why
 	}
-	return cmp.Or(d.lacking, group.ErrNotAsked)
+	return cmp.Or(d.why, d.has(print))
 }
+
+// has returns why the group, whose ranks are connected, has no kernels for a call.
+func (d *Group) has(print board.Call) error {
+	if print.With == 0 || print.Sparse || d.combines.Load()>>print.DType&1 != 0 {
+		return nil
+	}
+	return errNotLoaded
+}
+
+var errNotLoaded = errors.New("the kernels of this dtype are not loaded, as Options.DTypes says")
 
 // meet connects the ranks, in a call. The caller holds connecting.
 func (d *Group) meet(ctx context.Context, op work.OpType, dev int, print board.Call) error {
@@ -232,46 +234,6 @@ func (d *Group) meet(ctx context.Context, op work.OpType, dev int, print board.C
 	d.opened()
 	return nil
 }
-
-// combine loads the kernels of a reduction's dtype on all ranks, unless they are there. If a rank cannot, none uses
-// them. The caller holds connecting.
-func (d *Group) combine(ctx context.Context, op work.OpType, print board.Call) error {
-	why := d.lacking
-	if why != nil || d.Combines(print.DType) {
-		return why
-	}
-	err := d.B.Together(ctx, op, print, func(q *group.Operation) (err error) {
-		why, err = d.load(q, print.DType)
-		return err
-	})
-	d.lacking = why
-	return cmp.Or(err, why)
-}
-
-// load loads the kernels that combine a dtype. All ranks of the engine call it at the same time, in an operation of
-// Engine.Together. It returns why a rank cannot load them, the same on all. An error ends the group.
-//
-// CUDA may wait for the process's streams while it loads. So a rank loads when the earlier calls of all ranks are
-// enqueued: then their kernels end by themselves.
-func (d *Group) load(q *group.Operation, dtype tensor.DType) (reason, err error) {
-	if _, _, err = d.hear(q, nil, nil); err != nil {
-		return nil, err
-	}
-	var why error
-	if d.Open.Load() != nil {
-		direct.Images(d.Size(), []tensor.DType{dtype}, func(image []byte, names ...string) {
-			driver.Keep(d.B.Driver, image, names...)
-		})
-		why = d.comm.Load(dtype)
-	}
-	if reason, _, err = d.hear(q, why, nil); err == nil && reason == nil {
-		d.combines.Or(direct.Alike(dtype))
-	}
-	return reason, err
-}
-
-// Combines reports whether the kernels of a dtype are loaded on all members.
-func (d *Group) Combines(dtype tensor.DType) bool { return d.combines.Load()>>dtype&1 != 0 }
 
 // opened notes that the ranks have connected, or cannot.
 func (d *Group) opened() {

@@ -43,6 +43,7 @@ type rank struct {
 	device     driver.Device
 	stream     driver.Stream
 	own        *gpu.Device
+	spare      map[tensor.DType]*tensor.Tensor // for buffers; CUDA may not make memory while kernels of another rank wait
 	closers    []interface{ Close() error }
 }
 
@@ -306,7 +307,7 @@ func elsewhere(hook ddp.Hook) ddp.Hook {
 			return hook(ctx, b)
 		}
 		x := b.Group().(*withRank).x
-		t := must.Get(x.tensor(b.Buffer().DType(), b.Buffer().Len()))
+		t := must.Get(x.spare[b.Buffer().DType()].Slice(0, 0, b.Buffer().Len()))
 		must.Do(x.own.Copy(t, b.Buffer()))
 		b.SetBuffer(t)
 		b.After(func(b *ddp.Bucket) error { return nil })
@@ -323,6 +324,10 @@ type withRank struct {
 func (x *rank) iterate(o ddp.Options, unused bool) error {
 	params := must.Get(x.model(!o.GradientAsBucketView))
 	o.Device = x.own
+	x.spare = map[tensor.DType]*tensor.Tensor{}
+	for _, dt := range []tensor.DType{tensor.Float32, tensor.Float64} {
+		x.spare[dt] = must.Get(x.tensor(dt, 64))
+	}
 	d := must.Get(ddp.New(x, &withRank{x.g, x}, params, o))
 	for i, p := range params {
 		must.Do(x.expect("parameter of rank 0", p.Value, func(e int) float64 { return float64(10*i + e) }))

@@ -45,6 +45,20 @@ func TestALeaderThatIsReplacedFollows(t *testing.T) {
 	require.Equal(t, Call{Op: Await, Keys: []string{"view/1"}, Limit: 8 * DefaultBeat}, m.Next(holds("1 1 0")))
 }
 
+// TestAnswersThatHaveAllCome: the leader takes the newcomer in at once. It asks again, and reads the votes again, only after
+// it has waited.
+func TestAnswersThatHaveAllCome(t *testing.T) {
+	asked := []Reply{{}, holds("0 0 0"), holds(""), holds(encode(vote{})), {Sum: 1}, holds(waiting), {}}
+	m := NewMember(Config{Self: 0, Base: First(1)})
+	require.Equal(t, Call{Op: Await, Keys: []string{"join/1/1"}, Limit: answerBeats * DefaultBeat}, after(m, asked...))
+	c := m.Next(holds(waiting))
+	require.Equal(t, CompareSet, c.Op)
+	require.Equal(t, []string{"view/1"}, c.Keys)
+	require.Contains(t, c.New, `"ids":[0,1]`)
+	m = NewMember(Config{Self: 0, Base: First(1)})
+	require.Equal(t, Call{Op: Look, Keys: []string{"join/1/1"}}, after(m, append(asked, Reply{Late: true})...))
+}
+
 // TestAViewThatIsNone: the leader tells nobody of it.
 func TestAViewThatIsNone(t *testing.T) {
 	m := NewMember(Config{Self: 0, Base: First(1)})

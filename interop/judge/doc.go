@@ -2,7 +2,8 @@
 //
 // A group of this library takes the place of PyTorch's ProcessGroupGloo: a C library over package pg (folder lib), and a
 // Python class over that (c10d_go.py). The tests are those of the PyTorch that is there. Every PyTorch has
-// distributed_test.py. The other files are in its sources (test/distributed); flag -tests names the folder.
+// distributed_test.py. The other files are in its sources (test/distributed); flag -tests names the folder. On Debian
+// "apt-get source --download-only pytorch" fetches the sources.
 //
 //	go run -C interop/judge .                                PyTorch of /usr/bin/python3
 //	go run -C interop/judge . -python "../debian13 python3"  PyTorch 2.6 of Debian 13

@@ -11,6 +11,7 @@ The argument has
   texts     a file for texts of errors that differ
 It prints a line of JSON that lists the cases. Then it reads names of cases, one a line, runs each, and prints a line about it.
 """
+import atexit
 import collections
 import contextlib
 import json
@@ -112,7 +113,7 @@ def raises_regex(self, exception, pattern, *call, **names):
 
 
 def serve_stores():
-    """Servers of TCPStore are "c10d store"."""
+    """Servers of TCPStore are "c10d store". Returns a function that ends those of a case, and one that keeps those there are."""
     real, servers = dist.TCPStore, []
 
     def make(host_name, port, world_size=None, is_master=False, *args, **names):
@@ -140,7 +141,18 @@ def serve_stores():
     dist.TCPStore = common_distributed.c10d.TCPStore = TCPStore
     import torch.distributed.rendezvous as rendezvous
     rendezvous.TCPStore = TCPStore
-    return lambda: [s.kill() or s.communicate() for s in servers] and servers.clear()
+
+    def end(some):
+        for s in some:
+            s.kill()
+            s.communicate()
+        some.clear()
+
+    def keep():  # a module makes servers for all its cases while it is imported
+        atexit.register(end, servers.copy())
+        servers.clear()
+
+    return lambda: end(servers), keep
 
 
 def wrapped(module):
@@ -175,8 +187,10 @@ if cfg["suite"] == "distributed_test":
     cases = unittest.defaultTestLoader.loadTestsFromTestCase(Distributed)
 else:
     if cfg["suite"] == "test_store":
-        after = serve_stores()
+        after, keep = serve_stores()
     module = __import__(cfg["suite"])
+    if cfg["suite"] == "test_store":
+        keep()
     module.__dict__.pop("load_tests", None)
     if go and cfg["suite"] == "test_pg_wrapper":
         wrapped(module)

@@ -285,8 +285,11 @@ func (k FaultKind) String() string {
 	return fmt.Sprintf("fault %d", uint8(k))
 }
 
-// NoOp is Fault.Op where a fault belongs to no operation.
-const NoOp = 0xff
+// Values of Fault.Op that are no work.OpType.
+const (
+	NoOp     = 0xff // the fault belongs to no operation
+	Uncalled = 0xfe // it belongs to an operation that the reporter has not called
+)
 
 // NewFault returns a fault that belongs to no operation.
 func NewFault(kind FaultKind, rank, reporter int, err error) *Fault {
@@ -309,7 +312,7 @@ type Fault struct {
 	Kind     FaultKind
 	Rank     int    // the rank that caused it, -1 if unknown; of a link, one end
 	Reporter int    // the rank that noticed it, -1 if unknown; of a link, the other end
-	Op       uint8  // the operation (a work.OpType) in which it was noticed, NoOp if none
+	Op       uint8  // the operation (a work.OpType) in which it was noticed, NoOp if none, or Uncalled
 	Seq      uint64 // that operation's sequence number
 	Err      error  // what the reporter noticed; may be nil
 }

@@ -89,6 +89,8 @@ func (c *calls) agree(self int, said knownCall) *transport.Fault {
 		f.Rank, f.Op, f.Seq = k.rank, said.op, said.seq
 	case f.Op == transport.NoOp && c.last.ok:
 		f.Op, f.Seq = c.op, c.seq // two others disagree
+	case f.Op == transport.NoOp:
+		f.Op = transport.Uncalled
 	}
 	number, one, other := said.number, said.call.What, k.call.What
 	if b := said.call.Before; b != k.call.Before && b[0] != 0 && k.call.Before[0] != 0 {

@@ -40,7 +40,7 @@ func TestAgree(t *testing.T) {
 
 	require.Nil(t, say(7, 1, 5, transport.NoOp))
 	f = say(7, 2, 6, transport.NoOp)
-	require.Equal(t, []any{2, uint8(transport.NoOp)}, []any{f.Rank, f.Op}, "two others disagree")
+	require.Equal(t, []any{2, uint8(transport.Uncalled)}, []any{f.Rank, f.Op}, "two others disagree")
 	f = say(7, 0, 6, 3)
 	require.Equal(t, []any{1, uint8(3), uint64(107)}, []any{f.Rank, f.Op, f.Seq}, "this rank is the last to call")
 

@@ -80,7 +80,7 @@ func Error(info work.Info, self int, f *transport.Fault) *work.Error {
 		return &work.Error{Info: info, Peer: -1, Err: work.ErrClosed}
 	}
 	where := ""
-	if f.Op != transport.NoOp && (f.Op != uint8(info.Op) || f.Seq != info.Seq) {
+	if f.Op != transport.NoOp && f.Op != transport.Uncalled && (f.Op != uint8(info.Op) || f.Seq != info.Seq) {
 		where = fmt.Sprintf(" (in %v seq %d)", work.OpType(f.Op), f.Seq)
 	}
 	kind := sentinels[f.Kind]

@@ -223,6 +223,34 @@ func TestRootsRunAhead(t *testing.T) {
 	}
 }
 
+// TestTheThirdRankNotices has a rank notice, before its first call, that the calls of two others differ. These have sent
+// what they had to, and close the group.
+func TestTheThirdRankNotices(t *testing.T) {
+	for next, close := range map[string]func(b *gloo.Backend) error{
+		"close":    (*gloo.Backend).Close,
+		"shutdown": func(b *gloo.Backend) error { return b.Shutdown(context.Background()) },
+	} {
+		onNative(t, 3, func(t *testing.T, connect func(t *testing.T) []*gloo.Backend) {
+			t.Run(next, func(t *testing.T) {
+				bs, errs := connect(t), make([]error, 2)
+				onAll(t, bs[:2], func(r int, b *gloo.Backend) {
+					gather := callGather(2, 5)
+					if r == 1 {
+						gather = callReduce(2, 5)
+					}
+					err := gather(b, ordinary(t)) // mostly nil
+					errs[r] = errors.Join(err, close(b))
+				})
+				for r, err := range append(errs, callBroadcast(2, 5)(bs[2], ordinary(t))) {
+					require.ErrorIs(t, err, work.ErrMismatch, "rank %d", r)
+					require.ErrorContains(t, err, " called gather of float32[5] to root 2", "rank %d", r)
+					require.ErrorContains(t, err, "rank 1 called reduce(sum) of float32[5] to root 2", "rank %d", r)
+				}
+			})
+		}, "memory", "two levels", "two levels of other sizes")
+	}
+}
+
 // TestTwoRoots has two ranks of a group in shared memory broadcast, each as the root. Neither waits for the other. The one
 // that comes later is told in its first call, and the other one in its next call, or in Close.
 func TestTwoRoots(t *testing.T) {

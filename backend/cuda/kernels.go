@@ -48,7 +48,7 @@ func (k kernelWay) reaches(c *call) error {
 	return c.b.direct.CanMesh()
 }
 
-// Meet connects the ranks and loads the kernels of a dtype, once.
+// Meet connects the ranks, once.
 func (k kernelWay) Meet(c *call) error {
 	if c.op == work.Barrier || k.connects(c) != nil {
 		return nil // Can has the reason

@@ -27,8 +27,8 @@ func (x *rank) adds(d tensor.DType, r int) error {
 // host.
 func TestTypesAreLoaded(t *testing.T) {
 	for name, s := range map[string]setup{"2 ranks": directly(2), "3 ranks": directly(3), "clusters": clustered(2, 1)} {
-		for _, some := range [][]tensor.DType{nil, {tensor.Float16}, {tensor.Int64}} {
-			t.Run(fmt.Sprint(name, some), func(t *testing.T) {
+		for _, some := range [][]tensor.DType{nil, {}, {tensor.Float16}, {tensor.Int64}} {
+			t.Run(fmt.Sprintf("%s %#v", name, some), func(t *testing.T) {
 				s.options.DTypes = some
 				w := newWorld(t, s)
 				made := w.m.Stats().MadeModules
@@ -37,7 +37,7 @@ func TestTypesAreLoaded(t *testing.T) {
 				}
 				require.Equal(t, made, w.m.Stats().MadeModules)
 				if name != "clusters" {
-					w.each(func(x *rank, r int) error { return x.captures(r, some == nil || some[0] == tensor.Int64) })
+					w.each(func(x *rank, r int) error { return x.captures(r, len(some) == 0 || some[0] == tensor.Int64) })
 				}
 				w.end()
 			})

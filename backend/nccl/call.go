@@ -220,6 +220,11 @@ func (b *Backend) start(o *operation, q call, dev int, s driver.Stream, before [
 			}
 		}
 	}
+	if !driver.Capturing(s) {
+		if err = b.scratch.Tidy(); err != nil { // no Get of this operation may
+			return err
+		}
+	}
 	o.Start()
 	pool.Begin() // nothing is freed meanwhile
 	x := &enqueuer{b: b, c: o.c, s: s, o: o, pair: q.pair >= 0}

@@ -9,6 +9,7 @@ import (
 	"github.com/c10d-go/c10d/backend"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
+	"github.com/c10d-go/c10d/backend/nccl"
 	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/tensor"
 )
@@ -95,4 +96,29 @@ func TestNeedsEachOrder(t *testing.T) {
 		var race *sim.Race
 		require.ErrorAs(t, err, &race, "%d: without the waits of %s", k, stream)
 	}
+}
+
+// TestScratchIsFreed has a call need more memory than the group keeps. A later one frees it.
+func TestScratchIsFreed(t *testing.T) {
+	w := newWorld(t, setup{size: 2, options: nccl.Options{Scratch: 1 << 10}})
+	has := func() int64 { return w.m.Stats().DeviceBytes }
+	gather := func(n int) func(x *rank) error {
+		outs := make([][]*tensor.Tensor, 2)
+		ins := make([]*tensor.Tensor, 2)
+		for r, x := range w.ranks {
+			outs[r] = []*tensor.Tensor{x.alloc(tensor.Float32, n), x.alloc(tensor.Float32, n+1)}
+			outs[r][1] = must.Get(outs[r][1].Slice(0, 1, n+1))
+			ins[r] = x.on(must.Get(tensor.New(tensor.Float32, n)))
+		}
+		return func(x *rank) error {
+			x.wait(x.b.AllGather(x.context(), outs[x.r], ins[x.r], backend.AllGatherOptions{}))
+			return nil
+		}
+	}
+	large, small := gather(1<<14), gather(4)
+	w.each(large)
+	before := has()
+	w.each(small)
+	require.Less(t, has(), before-100<<10)
+	w.end()
 }

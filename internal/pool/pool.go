@@ -120,12 +120,9 @@ func (p *Pool[M]) Get(dev, n int) (m M, err error) {
 		p.idle[k] = list[:last]
 		p.held[dev] -= m.Len()
 	}
-	over := p.over
 	p.mu.Unlock()
-	if over {
-		if err = p.Tidy(); err != nil && found {
-			p.Put(dev, m)
-		}
+	if err = p.Tidy(); err != nil && found {
+		p.Put(dev, m)
 	}
 	if found || err != nil {
 		return m, err
@@ -133,8 +130,14 @@ func (p *Pool[M]) Get(dev, n int) (m M, err error) {
 	return p.make(dev, k.bytes)
 }
 
-// Tidy frees what is more than keep, if it may.
+// Tidy frees what is more than keep, if it may. An operation that has begun may not, nor may its Get.
 func (p *Pool[M]) Tidy() (err error) {
+	p.mu.Lock()
+	over := p.over
+	p.mu.Unlock()
+	if !over {
+		return nil
+	}
 	Alone(0, func() {
 		p.mu.Lock()
 		spare := p.trim(p.keep)

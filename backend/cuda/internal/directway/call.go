@@ -140,8 +140,11 @@ func (c *Call) init(ctx context.Context, info work.Info, deadline time.Time, tim
 // Calls.
 func (c *Call) post(err error) {
 	c.Start()
-	pool.Begin()
 	c.d.begin(c)
+	if err == nil {
+		err = c.d.B.Scratch.Tidy() // no Get of this operation may
+	}
+	pool.Begin()
 	if err == nil {
 		err = c.enqueue()
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/pool"
 	"github.com/c10d-go/c10d/internal/transport/mem"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
@@ -568,6 +569,81 @@ func TestCulprit(t *testing.T) {
 			require.Contains(t, texts[0]+texts[1], c.text)
 		})
 	}
+}
+
+// TestTimeoutWhileMemoryIsFreed has a collective wait because memory is freed. It ends when its time is over, and lets
+// kernels go on that CUDA may wait for.
+func TestTimeoutWhileMemoryIsFreed(t *testing.T) {
+	ended := make(chan struct{})
+	errs := members(t, 2, 5, func(m *member) error {
+		if m.rank == 1 {
+			<-ended
+			return nil
+		}
+		defer close(ended)
+		x, err := m.tensor(tensor.Float32, elements(tensor.Float32, 5, m.rank), inOrder)
+		if err != nil {
+			return err
+		}
+		m.g.SetTimeout(200 * time.Millisecond)
+		issued := make(chan error, 1)
+		for !pool.Alone(0, func() {
+			go func() {
+				v, err := m.issue(work.AllReduce, m.newAllReduce([]*tensor.Tensor{x}, backend.Sum(), direct.Form{}))
+				if err == nil {
+					err = v.Wait(m.ctx)
+				}
+				issued <- err
+			}()
+			for end := time.Now().Add(patience); m.g.Broken() == nil; time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Error("the group goes on")
+					return
+				}
+			}
+		}) {
+			time.Sleep(time.Millisecond)
+		}
+		if err := <-issued; !errors.Is(err, work.ErrTimeout) {
+			return fmt.Errorf("%w, want a timeout", err)
+		}
+		return nil
+	})
+	require.NoError(t, errs[0])
+}
+
+// TestScratchIsFreed has a call need more memory than the group keeps. A later one frees it.
+func TestScratchIsFreed(t *testing.T) {
+	var large, small sync.WaitGroup
+	large.Add(2)
+	small.Add(2)
+	looked := make(chan int64, 2)
+	errs := members(t, 2, 6, func(m *member) (err error) {
+		defer must.Catch(&err)
+		sum := func(n int, at where) {
+			x := must.Get(m.tensor(tensor.Float32, elements(tensor.Float32, n, m.rank), at))
+			v := must.Get(m.issue(work.AllReduce, m.newAllReduce([]*tensor.Tensor{x}, backend.Sum(), direct.Form{})))
+			must.Do(v.Wait(m.ctx))
+		}
+		has := func() int64 { return m.d.(*sim.Driver).Machine().Stats().DeviceBytes }
+		sum(1<<18+1, elsewhereWithGaps)
+		large.Done()
+		large.Wait()
+		if m.rank == 0 {
+			before := has()
+			looked <- before
+			looked <- before
+		}
+		before := <-looked
+		sum(4, inOrder)
+		small.Done()
+		small.Wait()
+		if after := has(); after > before-1<<20 {
+			return fmt.Errorf("devices have %d bytes, before the call %d", after, before)
+		}
+		return nil
+	})
+	require.NoError(t, errors.Join(errs...))
 }
 
 // heard is a CPU backend whose all_gathers call f with their number when they have ended.

@@ -38,7 +38,7 @@ func (q *queue) forget(d *Group) {
 }
 
 // begin adds an operation to those under way, before a stream is given anything: the timer then
-// ends it if the driver keeps the caller waiting.
+// ends it if the driver keeps the caller waiting, or if memory is freed meanwhile.
 func (d *Group) begin(c *Call) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

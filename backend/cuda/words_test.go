@@ -15,6 +15,8 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim/simkernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/pool"
+	"github.com/c10d-go/c10d/tensor"
 )
 
 // launches counts what is launched, but for kernels that try words.
@@ -39,6 +41,20 @@ func TestBlind(t *testing.T) {
 	w := newWorld(t, s)
 	w.each(func(x *rank, r int) error { return must.Err(x.run(must.Get(x.bucket(r)).t)) })
 	require.Contains(t, w.how(0), "not direct: rank 0: kernels of the device do not see what the host writes while they run")
+	w.end()
+}
+
+// TestWordsKeepMemory: the memory of the kernel that tries words is not freed while an operation of another group is under
+// way.
+func TestWordsKeepMemory(t *testing.T) {
+	w := newWorld(t, directly(2))
+	freed := func() int { s := w.m.Stats(); return s.MadeHosts - s.Hosts }
+	all := []*tensor.Tensor{must.Get(w.ranks[0].bucket(0)).t, must.Get(w.ranks[1].bucket(1)).t}
+	before := freed()
+	pool.Begin()
+	defer pool.Underway.Add(-1)
+	w.each(func(x *rank, r int) error { return must.Err(x.run(all[r])) })
+	require.Equal(t, before, freed())
 	w.end()
 }
 

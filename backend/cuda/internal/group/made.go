@@ -9,7 +9,7 @@ import (
 )
 
 // Made is device memory that an operation has made for its caller. Close gives it back to the group, which keeps it for
-// later operations: that waits for no device.
+// later operations: that waits for no device. Once the group is closed, Close frees the memory.
 type Made struct {
 	driver.Memory
 	n      int

@@ -7,6 +7,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
+	"github.com/c10d-go/c10d/internal/pool"
 )
 
 // wordsLimit is how long a kernel waits for a word of the host that is on its way. Where such words come, they do in a
@@ -40,13 +41,13 @@ func (b *Engine) SeesWords(ctx context.Context, timeout time.Duration, dev int) 
 // tryWords has a kernel wait for a word that the host writes once the kernel runs.
 func (b *Engine) tryWords(ctx context.Context, timeout time.Duration, v driver.Device, f driver.Function) (err error) {
 	const arrived, release, taken, bytes = 0, 4, 8, 12
-	h, err := b.Driver.AllocHost(bytes)
+	h, err := b.Pinned.Get(pool.OnHost, bytes)
 	if err != nil {
 		return err
 	}
 	s, err := v.NewStream(driver.StreamOptions{High: true, Name: "words"})
 	if err != nil {
-		return errors.Join(err, h.Close())
+		return errors.Join(err, b.unpin(h))
 	}
 	for at := 0; at < bytes; at += 4 {
 		h.Store32(at, 0)
@@ -93,5 +94,13 @@ func (b *Engine) tryWords(ctx context.Context, timeout time.Duration, v driver.D
 	case h.Load32(taken) == 0:
 		err = errWords
 	}
-	return errors.Join(err, s.Close(), h.Close())
+	return errors.Join(err, s.Close(), b.unpin(h))
+}
+
+// unpin frees page-locked memory. The group keeps it if operations are under way, as CUDA may wait for their kernels.
+func (b *Engine) unpin(h driver.HostMemory) (err error) {
+	if !pool.Alone(0, func() { err = h.Close() }) {
+		err = b.Pinned.Put(pool.OnHost, h)
+	}
+	return err
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda"
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/ddp"
+	"github.com/c10d-go/c10d/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
@@ -78,7 +79,8 @@ func (v *Device) Alloc(n int) (tensor.Memory, error) {
 	return m, nil
 }
 
-// Free frees memory of Alloc, in a later call, once the stream has finished its commands.
+// Free frees memory of Alloc, in a later call of Alloc, once the stream has finished its commands and no operation of
+// the process is under way.
 func (v *Device) Free(m tensor.Memory) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -95,8 +97,16 @@ func (v *Device) Free(m tensor.Memory) error {
 	return nil
 }
 
-// reap closes memory that the stream no longer uses.
-func (v *Device) reap() error {
+// reap closes memory that the stream no longer uses, unless operations are under way. CUDA may wait then for their
+// kernels, and these for other ranks.
+func (v *Device) reap() (err error) {
+	if len(v.freed) > 0 {
+		pool.Alone(0, func() { err = v.closeFreed() })
+	}
+	return err
+}
+
+func (v *Device) closeFreed() error {
 	for len(v.freed) > 0 {
 		r := v.freed[0]
 		over, err := r.over.Done()

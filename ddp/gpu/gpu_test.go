@@ -23,6 +23,7 @@ import (
 	"github.com/c10d-go/c10d/ddp"
 	"github.com/c10d-go/c10d/ddp/gpu"
 	"github.com/c10d-go/c10d/internal/must"
+	"github.com/c10d-go/c10d/internal/pool"
 	"github.com/c10d-go/c10d/pg"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -785,6 +786,12 @@ func TestDevice(t *testing.T) {
 	e := must.Get(s.Record())
 	require.NoError(t, e.Sync(t.Context()))
 	e.Release()
+	pool.Begin()
+	must.Get(own.Alloc(4))
+	require.EqualValues(t, 4, d.Machine().Stats().Memories, "none is freed while an operation is under way")
+	pool.Underway.Add(-1)
+	must.Get(own.Alloc(4))
+	require.EqualValues(t, 4, d.Machine().Stats().Memories)
 	require.NoError(t, own.Close())
 	require.ErrorIs(t, must.Err(own.Alloc(4)), driver.ErrClosed)
 	require.NoError(t, foreign.Close())

@@ -174,7 +174,7 @@ var layers = []layer{
 		"tensor", "internal/credentials", "internal/hostmem", "internal/reduce", "internal/strangers", "internal/tcpsock",
 	}},
 	{"ddp/checkpoint", nil},
-	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp"}},
+	{"ddp/gpu", []string{"tensor", "work", "backend/cuda", "backend/cuda/driver", "ddp", "internal/pool"}},
 
 	{"internal/script", []string{"tensor", "work", "backend", "pg"}},
 	{"internal/typecheck", nil},

@@ -646,7 +646,19 @@ func TestF29ClustersFailedCalls(t *testing.T) {
 	t.Run("while they meet", func(t *testing.T) { clustersFailedCalls(t, false) })
 }
 
+// TestAFailedRankSpoilsTheResult lets a rank fail when its kernels are enqueued. Its streams go on without what comes over the
+// network, and its kernels send that to the other rank of the cluster, which gets an error or a result that is right.
+func TestAFailedRankSpoilsTheResult(t *testing.T) {
+	for range testsize.Of(10, 40, 400) {
+		clustersFailedCallsOf(t, true, 1, 1, func(c sim.Call) bool { return c.Name == "Record" && c.Stream == "rank 0/rank 0 direct" })
+	}
+}
+
 func clustersFailedCalls(t *testing.T, met bool) {
+	clustersFailedCallsOf(t, met, testsize.Of(23, 23, 3), 21, nil)
+}
+
+func clustersFailedCallsOf(t *testing.T, met bool, every, least int, counts func(c sim.Call) bool) {
 	buckets := make([]*bucket, 3)
 	fresh := func(t *testing.T, k int) *world {
 		s := clustered(2, 1).quietly()
@@ -663,7 +675,7 @@ func clustersFailedCalls(t *testing.T, met bool) {
 		})
 		return w
 	}
-	failInTurn(t, testsize.Of(23, 23, 3), 21, "all_reduce", fresh, nil, func(x *rank, r int) error {
+	failInTurn(t, every, least, "all_reduce", fresh, counts, func(x *rank, r int) error {
 		return x.ended(x.b.AllReduce(x.ctx, []*tensor.Tensor{buckets[r].t}, backend.AllReduceOptions{}))
 	}, func(w *world, failed sim.Call, errs []error) {
 		err := errors.Join(errs...)

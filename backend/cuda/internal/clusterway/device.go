@@ -488,4 +488,19 @@ func (p *deviceJob) blame(err error) error {
 }
 
 // Err returns why the kernels' results are of no use.
-func (p *deviceJob) Err() error { return p.comm.Err() }
+func (p *deviceJob) Err() error {
+	if err := p.comm.Err(); err != nil {
+		return err
+	}
+	if r, spoiled := p.g.kernels.Spoiled(p.number); spoiled {
+		return &work.Error{Info: p.o.Info(), Peer: r, Err: fmt.Errorf("cuda: %w: rank %d has failed in it, and its device went on", work.ErrAborted, r)}
+	}
+	return nil
+}
+
+// Spoil implements group.Spoiler.
+func (p *deviceJob) Spoil() {
+	if p.comm != nil {
+		p.g.kernels.Spoil(p.number)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
+	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
 	"github.com/c10d-go/c10d/internal/pool"
 	"github.com/c10d-go/c10d/tensor"
@@ -173,10 +174,16 @@ func (o *Operation) failed(err error) {
 	if s, ok := o.Program.(*small); ok {
 		s.release(o)
 	}
+	if p, ok := o.Program.(Spoiler); ok {
+		p.Spoil()
+	}
 	// A call of the driver may wait for one of the turns, in what is being enqueued.
 	o.mu.Lock()
 	o.halted = true
-	all := append(slices.Clone(o.parts), o.pending)
+	var all []*edges.Pending
+	if !o.over { // else others have them
+		all = append(slices.Clone(o.parts), o.pending)
+	}
 	o.mu.Unlock()
 	for _, p := range all {
 		if p != nil {

@@ -30,8 +30,8 @@ var (
 func Begin() {
 	Underway.Add(1)
 	if frees.Load() {
-		freeing.Lock()
-		freeing.Unlock()
+		freeing.Lock() // who frees has it
+		defer freeing.Unlock()
 	}
 }
 

@@ -87,7 +87,7 @@ func TestTable(t *testing.T) {
 	}, Speed: []Speed{{4, 200, 20}, {16 << 20, 17e3, 4e3}}}
 	got := markdown([]*Outcome{x})
 	for _, row := range []string{
-		"| 1.13.1 | `s` | 1 passed, 1 FAILED | 0 passed, 1 expected | | |\n", "* 1: a reason.\n", "| 4 B | 200 us | 20 us |\n| 16 MiB | 17.0 ms | 4.0 ms |\n",
+		"| 1.13.1 | `s` | 1 passed, 1 FAILED | 0/1/0 | | |\n", "* 1: a reason.\n", "| 4 B | 200 us | 20 us |\n| 16 MiB | 17.0 ms | 4.0 ms |\n",
 	} {
 		require.Contains(t, got, row)
 	}
@@ -99,7 +99,7 @@ func TestTable(t *testing.T) {
 	require.NoError(t, tabulate([]string{file}, page))
 	text, err := os.ReadFile(page)
 	require.NoError(t, err)
-	require.Regexp(t, "(?s)^before\n<!-- judge -->\n.*1 passed.*<!-- judge end -->\nafter\n$", string(text))
+	require.Regexp(t, "(?s)^before\n<!-- judge -->\n.* 1/0/0 .*<!-- judge end -->\nafter\n$", string(text))
 	require.NotContains(t, string(text), "old")
 	require.Error(t, tabulate([]string{file}, file), "a page without the lines")
 }

@@ -75,6 +75,17 @@ func (n counts) String() string {
 	return s
 }
 
+// cell returns the counts for a table.
+func (n counts) cell() string {
+	switch {
+	case n == (counts{}):
+		return ""
+	case n.failed > 0:
+		return n.String() + " "
+	}
+	return fmt.Sprintf("%d/%d/%d ", n.passed, n.expected, n.both)
+}
+
 func (x *Outcome) count(suite, wire string) (n counts) {
 	for _, c := range x.Cases {
 		if c.Wire != wire || !strings.HasPrefix(c.Name, suite+".") {
@@ -106,17 +117,14 @@ func (x *Outcome) suites() []string {
 // markdown returns tables of runs: cases by suite, reasons, times.
 func markdown(all []*Outcome) string {
 	var b strings.Builder
+	b.WriteString("Cases that pass, that are on the list, and that fail with gloo too:\n\n")
 	fmt.Fprintf(&b, "| PyTorch | tests | %s |\n|---|---|%s\n", strings.Join(wireNames(), " | "), strings.Repeat("---|", len(wires)))
 	why := map[string]int{} // reasons, with the number of cases
 	for _, x := range all {
 		for _, s := range x.suites() {
 			fmt.Fprintf(&b, "| %s | `%s` |", x.Label, s)
 			for _, wire := range wireNames() {
-				cell := ""
-				if n := x.count(s, wire); n != (counts{}) {
-					cell = n.String() + " "
-				}
-				fmt.Fprintf(&b, " %s|", cell)
+				fmt.Fprintf(&b, " %s|", x.count(s, wire).cell())
 			}
 			b.WriteString("\n")
 		}

@@ -109,14 +109,6 @@ func gradient(d tensor.DType) bool {
 	return d == tensor.Float32 || d == tensor.Float16 || d == tensor.BFloat16
 }
 
-// family returns the text of the kernels for a dtype.
-func family(d tensor.DType) string {
-	if gradient(d) {
-		return gradients
-	}
-	return others
-}
-
 // eachImage calls f with some PTX texts for so many ranks, and the names of their kernels.
 func eachImage(ranks int, f func(image []byte, kernels ...string), some ...string) {
 	for _, text := range some {

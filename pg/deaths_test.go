@@ -54,19 +54,19 @@ type survivor struct {
 	Rank    int
 	Culprit int // as the error's fields say, -1 if they say none
 	Text    string
-	At      time.Time
-	Made    bool // the group was made
+	Made    bool      // the group was made
+	At      time.Time // when the test has read this: clocks of processes may be set
 }
 
 func init() {
 	if url := os.Getenv(deathsURL); url != "" {
-		json.NewEncoder(os.Stdout).Encode(surviveDeaths(url))
+		surviveDeaths(url)
 		os.Exit(0)
 	}
 }
 
-// surviveDeaths is a rank: it makes the default group and calls operations until one fails.
-func surviveDeaths(url string) survivor {
+// surviveDeaths is a rank: it makes the default group, calls operations until one fails, and writes how.
+func surviveDeaths(url string) {
 	go func() {
 		io.Copy(io.Discard, os.Stdin)
 		os.Exit(3) // without a word
@@ -85,11 +85,11 @@ func surviveDeaths(url string) survivor {
 			time.Sleep(time.Millisecond) // leaves the CPUs to the others
 		}
 	}
-	s.At, s.Culprit, s.Text = time.Now(), culpritOf(err), err.Error()
+	s.Culprit, s.Text = culpritOf(err), err.Error()
+	json.NewEncoder(os.Stdout).Encode(s)
 	if g != nil {
 		g.Close()
 	}
-	return s
 }
 
 // culpritOf returns the rank that the fields of err blame.
@@ -234,6 +234,7 @@ func (d death) run(t *testing.T, url string) (took time.Duration, made bool) {
 			defer close(ends[rank])
 			var s survivor
 			if json.NewDecoder(bufio.NewReader(out)).Decode(&s) == nil {
+				s.At = time.Now()
 				ends[rank] <- s
 			}
 		})

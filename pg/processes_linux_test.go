@@ -63,7 +63,7 @@ type answer struct {
 	Err     string
 	Culprit int       // whom a failed operation blames, -1 for nobody
 	Text    string    // its error
-	At      time.Time // when it failed
+	At      time.Time // when the test has read this: clocks of processes may be set
 }
 
 func init() {
@@ -136,7 +136,7 @@ func (r *rankProcess) do(order string, a *answer) (err error) {
 		if err == nil {
 			return errors.New("an operation without one rank has ended")
 		}
-		a.At, a.Culprit, a.Text = time.Now(), culpritOf(err), err.Error()
+		a.Culprit, a.Text = culpritOf(err), err.Error()
 	case "next epoch":
 		size := r.g.Size()
 		v := must.Get(r.g.Reconfigure(ctx, ReconfigureOptions{Min: size - 1, Timeout: processLimit}))
@@ -282,6 +282,7 @@ func testProcesses(t *testing.T, size int, wire string) {
 			defer close(p.answers)
 			var a answer
 			for in := json.NewDecoder(out); in.Decode(&a) == nil; {
+				a.At = time.Now()
 				p.answers <- a
 			}
 		})

@@ -647,7 +647,8 @@ func TestF29ClustersFailedCalls(t *testing.T) {
 }
 
 // TestAFailedRankSpoilsTheResult lets a rank fail when its kernels are enqueued. Its streams go on without what comes over the
-// network, and its kernels send that to the other rank of the cluster, which gets an error or a result that is right.
+// network, and its kernels send on what is there instead. The other rank of the cluster gets an error, or a result that is
+// right.
 func TestAFailedRankSpoilsTheResult(t *testing.T) {
 	for range testsize.Of(10, 40, 400) {
 		clustersFailedCallsOf(t, true, 1, 1, func(c sim.Call) bool { return c.Name == "Record" && c.Stream == "rank 0/rank 0 direct" })

@@ -89,7 +89,7 @@ type Options struct {
 
 	// DTypes are those for which the group loads the kernels that combine elements. Empty means all. Float32, float16 and
 	// bfloat16 are always among them, and the others have kernels together. Reductions of a dtype without kernels go
-	// through the host. Where CUDA has not compiled the others' kernels before, New takes 2 s less without them. All ranks
+	// through the host. Where CUDA has not compiled the others' kernels before, New takes up to 2 s less without them. All ranks
 	// need the same.
 	DTypes []tensor.DType
 

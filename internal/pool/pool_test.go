@@ -75,8 +75,8 @@ func TestPool(t *testing.T) {
 	require.Empty(t, p.held[0]+p.held[1])
 }
 
-// TestNothingBeginsMeanwhile holds that an operation which begins while memory is freed waits for that, and that nothing
-// is freed while one is under way. A device that frees memory waits for kernels, and they may wait for a rank whose
+// TestNothingBeginsMeanwhile: an operation that begins waits until no memory is freed. Nothing is freed while one is under
+// way. A device that frees memory waits for kernels, and they may wait for a rank whose
 // operation cannot begin before.
 func TestNothingBeginsMeanwhile(t *testing.T) {
 	require.False(t, Alone(-1, func() { t.Error("operations are under way") }))

@@ -18,8 +18,8 @@ const (
 	wordEach    = 64
 )
 
-// Spoil tells the other ranks that what this rank's kernels send from an operation on is of no use. It has failed, and
-// its streams go on without all of its input.
+// Spoil tells the other ranks that an operation has failed here, and its streams go on without all of its input. What this
+// rank's kernels send in it and later is of no use.
 func (d *Group) Spoil(number uint32) {
 	w := word(d.own, d.Rank(), wordSpoiled)
 	for {

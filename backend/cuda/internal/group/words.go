@@ -47,7 +47,7 @@ func (b *Engine) tryWords(ctx context.Context, timeout time.Duration, v driver.D
 	}
 	s, err := v.NewStream(driver.StreamOptions{High: true, Name: "words"})
 	if err != nil {
-		return errors.Join(err, b.unpin(h))
+		return errors.Join(err, b.Pinned.Put(pool.OnHost, h))
 	}
 	for at := 0; at < bytes; at += 4 {
 		h.Store32(at, 0)
@@ -94,13 +94,5 @@ func (b *Engine) tryWords(ctx context.Context, timeout time.Duration, v driver.D
 	case h.Load32(taken) == 0:
 		err = errWords
 	}
-	return errors.Join(err, s.Close(), b.unpin(h))
-}
-
-// unpin frees page-locked memory. The group keeps it if operations are under way, as CUDA may wait for their kernels.
-func (b *Engine) unpin(h driver.HostMemory) (err error) {
-	if !pool.Alone(0, func() { err = h.Close() }) {
-		err = b.Pinned.Put(pool.OnHost, h)
-	}
-	return err
+	return errors.Join(err, s.Close(), b.Pinned.Put(pool.OnHost, h))
 }

@@ -493,6 +493,12 @@ func (p *deviceJob) Err() error {
 		return err
 	}
 	if r, spoiled := p.g.kernels.Spoiled(p.number); spoiled {
+		// The reason, which may be another rank, is on its way between the hosts.
+		for end := time.Now().Add(reportLimit); time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
+			if why := cmp.Or(p.g.B.Broken(), p.g.B.CPUErr()); why != nil {
+				return why
+			}
+		}
 		return &work.Error{Info: p.o.Info(), Peer: r, Err: fmt.Errorf("cuda: %w: rank %d has failed in it, and its device went on", work.ErrAborted, r)}
 	}
 	return nil

@@ -185,6 +185,12 @@ func epochs(t *testing.T, way string) {
 	before := held()
 	t.Logf("%+v", before)
 	require.NotZero(t, before.Streams)
+	if way == cuda.DirectWork {
+		// The first group of a process also has the memory in which it tried whether kernels see words of the host. From
+		// the first round on, one rank of each group is new.
+		before.Hosts -= size - 1
+		before.HostBytes -= (size - 1) * 4096
+	}
 	for round := range rounds {
 		victim := round % size
 		dead := live[victim]
@@ -232,7 +238,7 @@ func epochs(t *testing.T, way string) {
 			}
 			return x.sum()
 		})
-		require.Eventually(t, func() bool { return held() == before }, patience, 10*time.Millisecond, "round %d: %+v", round, before)
+		require.Eventually(t, func() bool { return held() == before }, patience, 10*time.Millisecond, "round %d, before it: %+v", round, before)
 	}
 	each(live, func(_ int, x *member) error { return lost(x.end()) })
 	require.NoError(t, lost(m.Close()))

@@ -353,7 +353,6 @@ func replays(w *world, rng *rand.Rand, rounds, most int) {
 // TestReplayHost: for a replay the host calls the driver once, and the group makes nothing.
 func TestReplayHost(t *testing.T) {
 	s := directly(2)
-	s.options.DTypes = []tensor.DType{tensor.Float32, tensor.Int32}
 	w := newWorld(t, s)
 	var calls atomic.Int64
 	ops := []graphOp{{id: 1, kind: graphAllReduce, n: 9}, {id: 2, kind: graphMessage, n: 30}, {id: 3, kind: graphCoalesced, n: 20}, {id: 4, kind: graphBarrier}}
@@ -462,7 +461,6 @@ func TestReplayLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			defer cuda.SetCloseLimit(patience / 2)()
 			s := directly(2)
-			s.options.DTypes = []tensor.DType{tensor.Float32, tensor.Int32}
 			w := newWorld(t, s)
 			launched := make(chan struct{})
 			w.each(func(x *rank, r int) error {

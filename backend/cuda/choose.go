@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/c10d-go/c10d/backend/cuda/internal/board"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/internal/choice"
 	"github.com/c10d-go/c10d/internal/plan"
@@ -73,7 +72,7 @@ func (b *Backend) link() ways.Link {
 	switch {
 	case b.direct.Mesh() == nil:
 		return ways.Peers
-	case b.direct.Can() == nil && b.direct.Has(board.Call{}) == nil:
+	case b.direct.Can() == nil && b.direct.Has() == nil:
 		return ways.Neighbours
 	case !b.g.OneHost:
 		return ways.Hosts

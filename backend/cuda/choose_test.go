@@ -105,19 +105,18 @@ func slicesOf(v float32, n int) []byte {
 	return tensorBytes(all)
 }
 
-// TestTablesDiffer: ranks with different tables or dtypes do not begin. The variable stands for the option.
+// TestTablesDiffer: ranks with different tables do not begin. The variable stands for the option.
 func TestTablesDiffer(t *testing.T) {
 	m, err := sim.New(sim.Config{Kernels: simkernels.All()})
 	require.NoError(t, err)
 	w := &world{TB: t, ctx: t.Context(), ranks: make([]*rank, 2)}
 	reg, _ := backend.Lookup(cuda.Name)
-	var dtypes [2][]tensor.DType
 	open := func(tables ...string) []error {
 		st := store.NewHash()
 		defer st.Close()
 		return runEach(w, func(_ *rank, r int, _ chan struct{}) error {
 			d := must.Get(m.Process(fmt.Sprint(r)))
-			own := cuda.Options{Driver: d, Table: tables[r], DTypes: dtypes[r]}
+			own := cuda.Options{Driver: d, Table: tables[r]}
 			b, err := reg.New(t.Context(), backend.Options{Store: st, Rank: r, Size: 2, Timeout: patience, Specific: own})
 			if err == nil {
 				err = b.Close()
@@ -131,15 +130,6 @@ func TestTablesDiffer(t *testing.T) {
 		require.ErrorContains(t, err, fmt.Sprintf("cuda: rank %d has another table of ways (Options.Table or C10D_CUDA_TABLE) than rank %d", 1-r, r))
 	}
 	require.NoError(t, errors.Join(open(one, same)...))
-	dtypes[0] = []tensor.DType{tensor.Float32, tensor.Int32}
-	for r, err := range open(one, same) {
-		require.ErrorContains(t, err, fmt.Sprintf("cuda: rank %d has another Options.DTypes than rank %d, which has \"[", 1-r, r))
-	}
-	dtypes = [2][]tensor.DType{{tensor.Bool}, {tensor.Bool}}
-	for _, err := range open(one, same) {
-		require.ErrorContains(t, err, "cuda: Options.DTypes has bool, for which there are no kernels")
-	}
-	dtypes = [2][]tensor.DType{}
 	t.Setenv("C10D_CUDA_TABLE", one)
 	require.NoError(t, errors.Join(open("", same)...))
 	t.Setenv("C10D_CUDA_TABLE", tableOf(t, "all_reduce peers 2 1 1000 mesh 1\n"))

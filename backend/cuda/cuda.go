@@ -16,7 +16,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/nvidia"
 	"github.com/c10d-go/c10d/backend/cuda/internal/clusterway"
-	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
 	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/hostshm"
@@ -87,12 +86,6 @@ type Options struct {
 	// AllReduceWorks. Empty lets the backend choose. All ranks need the same.
 	AllReduce string
 
-	// DTypes are those for which the group loads the kernels that combine elements. Empty means all. Float32, float16 and
-	// bfloat16 are always among them, and the others have kernels together. Reductions of a dtype without kernels go
-	// through the host. Where CUDA has not compiled the others' kernels before, New takes up to 2 s less without them. All ranks
-	// need the same.
-	DTypes []tensor.DType
-
 	// Broadcast is the way in which every broadcast goes from rank to rank:
 	// BroadcastDirect, BroadcastFlat, BroadcastTree, BroadcastChain or BroadcastHost.
 	// Empty means direct work, if the group has it, and else the way of the fewest
@@ -142,12 +135,6 @@ func (o *Options) check() error {
 	}
 	if o.CPUOptions != nil && o.CPUOptions.BackendName() != o.CPU {
 		return fmt.Errorf("cuda: Options.CPUOptions is a %T, for backend %q, and Options.CPU is %q", o.CPUOptions, o.CPUOptions.BackendName(), o.CPU)
-	}
-	o.DTypes = append([]tensor.DType(nil), o.DTypes...) // nil if it is empty
-	for _, d := range o.DTypes {
-		if err := direct.Supports(backend.Sum(), d); err != nil {
-			return fmt.Errorf("cuda: Options.DTypes has %v, for which there are no kernels", d)
-		}
 	}
 	if o.AllReduce != "" && !slices.Contains(AllReduceWorks(), o.AllReduce) {
 		return fmt.Errorf("cuda: no all-reduce work is called %q", o.AllReduce)
@@ -263,7 +250,7 @@ func New(ctx context.Context, o backend.Options) (*Backend, error) {
 	}
 	b := &Backend{g: g, options: own}
 	b.args = argcheck.Checker{Backend: Name, Rank: g.Rank, Size: g.Size, Dense: b.dense}
-	b.direct = &directway.Group{B: g, DTypes: own.DTypes}
+	b.direct = &directway.Group{B: g}
 	if own.AllReduce != "" && own.AllReduce != DirectWork && own.AllReduce != RingWork {
 		b.direct.Forbidden = fmt.Errorf("Options.AllReduce is %q", own.AllReduce)
 	}
@@ -308,7 +295,7 @@ func (b *Backend) prepare(ctx context.Context) error {
 	if g.Missing == nil && group.Lacks(g.Driver) == nil {
 		// Not in an operation, when streams may wait for a word.
 		if b.direct.Can() == nil && (g.Driver.Count() == 1 || g.Devices >= g.Size) {
-			directway.Keep(g.Driver, g.Size, b.direct.DTypes, b.direct.Ring) // else ranks share devices, most likely
+			directway.Keep(g.Driver, g.Size, b.direct.Ring) // else ranks share devices, most likely
 		} else if k := b.clusters(); k != nil {
 			k.Keep()
 		}
@@ -322,9 +309,8 @@ func (b *Backend) prepare(ctx context.Context) error {
 
 // agree checks that what must be the same on all ranks is.
 func (b *Backend) agree(ctx context.Context, table string) error {
-	loads := slices.DeleteFunc(tensor.DTypes(), func(d tensor.DType) bool { return !slices.Contains(b.options.DTypes, d) })
-	names := []string{"table of ways (Options.Table or " + tableVariable + ")", "Options.DTypes", "Options.Chunk", "Options.Broadcast", "Options.AllReduce"}
-	mine := []string{table, fmt.Sprint(loads), fmt.Sprint(b.options.Chunk), b.options.Broadcast, b.options.AllReduce}
+	names := []string{"table of ways (Options.Table or " + tableVariable + ")", "Options.Chunk", "Options.Broadcast", "Options.AllReduce"}
+	mine := []string{table, fmt.Sprint(b.options.Chunk), b.options.Broadcast, b.options.AllReduce}
 	told := make([]byte, 512)
 	if text := strings.Join(mine, "\n"); copy(told, text) < len(text) {
 		return fmt.Errorf("cuda: Options.AllReduce is a name of %d bytes, which is too long", len(b.options.AllReduce))

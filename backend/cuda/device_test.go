@@ -249,7 +249,6 @@ func TestDeviceChosen(t *testing.T) {
 	far()
 
 	// What has no kernel goes by the host, in the same group.
-	auto.options.DTypes = []tensor.DType{tensor.Float32, tensor.Int32}
 	w := newWorld(t, auto)
 	require.Contains(t, w.ranks[0].b.Explain().Choices[0].Why, "found out by the first collective")
 	before := w.m.Stats().MadeModules
@@ -358,7 +357,7 @@ func TestDeviceFailedCalls(t *testing.T) {
 			buckets := make([]*bucket, 2)
 			fresh := func(t *testing.T, k int) *world {
 				s := onDevices(2)
-				s.options.AllReduce, s.options.DTypes = tc.way, []tensor.DType{tensor.Int32}
+				s.options.AllReduce = tc.way
 				s = s.quietly()
 				s.sim.Seed, s.sim.Semantics = uint64(k), sim.Semantics(k%2)
 				w := newWorld(t, s)

@@ -39,7 +39,7 @@ func (b *Backend) Explain() backend.Explanation {
 	if why := b.g.Board.Why; why != nil {
 		e.Why += "; calls of ranks on this host are not all compared when they are made: " + strings.ReplaceAll(why.Error(), "\n", "; ")
 	}
-	if b.g.Size > 1 && (b.direct.Can() != nil || !errors.Is(b.direct.Has(board.Call{}), group.ErrNotAsked)) {
+	if b.g.Size > 1 && (b.direct.Can() != nil || !errors.Is(b.direct.Has(), group.ErrNotAsked)) {
 		e.DeviceLink = string(b.link())
 	}
 	e.Choices = append(b.explainOp(work.AllReduce), b.explainSparse())

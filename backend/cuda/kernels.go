@@ -73,7 +73,7 @@ func (k kernelWay) Can(c *call) error {
 		}
 		return nil
 	}
-	if err := d.Has(c.print); err != nil {
+	if err := d.Has(); err != nil {
 		return err
 	}
 	if w := c.chosen(); !w.Kernels() || k.around != (w.Name == ways.Ring) {
@@ -109,7 +109,7 @@ func (c *call) cannot() error {
 func (c *call) chosen() *ways.Range {
 	if c.way == nil {
 		all := c.b.far()
-		if cmp.Or(c.b.direct.Can(), c.cannot()) == nil && c.b.direct.Has(c.print) == nil {
+		if cmp.Or(c.b.direct.Can(), c.cannot()) == nil && c.b.direct.Has() == nil {
 			all = c.b.near()
 		}
 		c.way = all.Of(c.row().plan, c.bytes)

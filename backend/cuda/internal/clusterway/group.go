@@ -45,8 +45,7 @@ type Group struct {
 	refused error // with KernelsOnly, why some cluster of several ranks has none
 }
 
-// New returns the group of a rank. Plans is the directory of its plans' files; empty means none. All kernels are loaded
-// when the ranks meet: steps add the bits of parts whose lengths differ.
+// New returns the group of a rank. Plans is the directory of its plans' files; empty means none.
 func New(b *group.Engine, l *cluster.Layout, n netstage.Backend, inside backend.Backend, chunk int, plans string) *Group {
 	members := l.Members(l.Cluster(b.Rank))
 	return &Group{
@@ -112,7 +111,7 @@ func (g *Group) Refused() error {
 // Keep has the driver load the kernels that this cluster's ranks need when they meet.
 func (g *Group) Keep() {
 	if n := g.kernels.Size(); n > 1 && n <= window.MostRanks {
-		directway.Keep(g.B.Driver, n, g.kernels.DTypes, false)
+		directway.Keep(g.B.Driver, n, false)
 	}
 }
 

@@ -15,7 +15,8 @@ import (
 
 // AllReduce combines n elements at src of all ranks, to dst.
 func (c *Comm) AllReduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, form Form) error {
-	f, r, err := c.kernel("all_reduce", op, d, form.Ring)
+	f := c.forms(d)
+	r, err := reduction(op, d, c.ranks)
 	if err != nil {
 		return err
 	}
@@ -75,7 +76,7 @@ func (c *Comm) AllGather(s Launcher, dst, src driver.Ptr, n int, form Form) erro
 	defer c.mu.Unlock()
 	all := n * c.ranks
 	return c.enqueue(s, step{
-		dst: dst, src: src, part: n, srcBytes: n, dstStep: n, dstBytes: all, r: none, f: c.gathers, kind: Gathers, blocks: form.Blocks,
+		dst: dst, src: src, part: n, srcBytes: n, dstStep: n, dstBytes: all, r: none, f: c.gathers.all, kind: Gathers, blocks: form.Blocks,
 	})
 }
 
@@ -95,11 +96,6 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 	}
 	o.Blocks, o.Limit = cmp.Or(o.Blocks, 128), cmp.Or(o.Limit, 10*time.Minute)
 	o.straight, o.rootReduces = cmp.Or(o.straight, StraightBytes), cmp.Or(o.rootReduces, rootReducesUpTo)
-	for _, d := range o.DTypes {
-		if !slices.Contains(dtypes, d) {
-			return nil, fmt.Errorf("direct: there are no kernels for %v", d)
-		}
-	}
 	channels, depth := w.Shape()
 	c := &Comm{w: w, o: o, rank: rank, ranks: ranks, channels: channels, shape: ShapeOf}
 	defer func() {
@@ -114,31 +110,8 @@ func New(w *window.Window, o Options) (_ *Comm, err error) {
 		c.setLaunch()
 		return c, nil
 	}
-	for _, text := range textsFor(o.DTypes) {
-		f, err := c.load(text, ranks)
-		if err != nil {
-			return nil, err
-		}
-		switch text {
-		case gradients:
-			c.families[0] = &f
-		case others:
-			c.families[1] = &f
-		case gathers:
-			c.gathers = f.all
-		case moves:
-			c.moves, c.broadcasts = f.all, f
-		}
-	}
-	if _, ok := w.HasLanes(); ok {
-		c.lanes = c.moves
-		if ranks > 2 {
-			f, err := c.load(moves, 2)
-			if err != nil {
-				return nil, err
-			}
-			c.lanes = f.all
-		}
+	if err := c.loadAll(); err != nil {
+		return nil, err
 	}
 	c.setUp(w.Own(), depth, w.Peer, func(r int) int { return r })
 	return c, nil

@@ -16,8 +16,8 @@ import (
 
 // every calls f with each PTX text.
 func every(f func(image []byte, kernels ...string)) {
-	Images(2, nil, f)
-	Images(window.MostRanks, nil, f)
+	Images(2, f)
+	Images(window.MostRanks, f)
 	RingImage(f)
 }
 

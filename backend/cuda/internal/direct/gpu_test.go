@@ -1046,7 +1046,7 @@ func fail(m *member) error {
 	defer mem.Close()
 	must.Do(m.s.Memset(mem.Ptr(), 1, 8<<20))
 	must.Do(m.sync())
-	quick := must.Get(direct.New(m.w, direct.Options{Limit: 100 * time.Millisecond, DTypes: []tensor.DType{tensor.Int32}}))
+	quick := must.Get(direct.New(m.w, direct.Options{Limit: 100 * time.Millisecond}))
 	defer quick.Close()
 	for i, n := range []int{1, 1 << 20} {
 		for _, aborts := range []bool{false, true} {

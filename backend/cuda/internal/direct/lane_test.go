@@ -223,7 +223,7 @@ func TestResidency(t *testing.T) {
 		require.NoError(t, m.Close())
 	}
 	for _, ranks := range []int{2, window.MostRanks} {
-		direct.Images(ranks, nil, fit)
+		direct.Images(ranks, fit)
 		direct.RingImage(fit)
 	}
 }
@@ -234,7 +234,7 @@ func TestSimulatedLanes(t *testing.T) {
 		for _, apart := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d ranks, apart %v", ranks, apart), func(t *testing.T) {
 				u := simulated(ranks)
-				u.window.LaneChannels, u.direct.DTypes = 1, []tensor.DType{tensor.Int32}
+				u.window.LaneChannels = 1
 				threads(t, u, drivers(t, machine(t, ranks, uint64(ranks)), ranks, apart), func(m *member) error {
 					err := lanes(m, 8, 60<<10) // more than a lane's ring
 					if m.ranks == 2 {
@@ -253,7 +253,7 @@ func TestLaneFailures(t *testing.T) {
 	for _, length := range []int{-1, 7} {
 		for _, ranks := range []int{2, 4} {
 			u := simulated(ranks)
-			u.window.LaneChannels, u.direct.DTypes, u.direct.Limit = 1, []tensor.DType{tensor.Int32}, 50*time.Millisecond
+			u.window.LaneChannels, u.direct.Limit = 1, 50*time.Millisecond
 			const from = 1
 			virtually(t, u, func(t *testing.T) []driver.Driver { return drivers(t, machine(t, ranks, 3), ranks, false) }, func(m *member) error {
 				mem := must.Get(m.v.Alloc(64))
@@ -301,7 +301,7 @@ func TestLaneFailures(t *testing.T) {
 // TestLaneRefusals holds what lanes refuse.
 func TestLaneRefusals(t *testing.T) {
 	u := simulated(2)
-	u.window.LaneChannels, u.direct.DTypes = 1, []tensor.DType{tensor.Int32}
+	u.window.LaneChannels = 1
 	threads(t, u, drivers(t, machine(t, 2, 1), 2, false), func(m *member) error {
 		_, err := m.c.Lane(m.rank, true)
 		if err == nil {

@@ -122,20 +122,10 @@ func eachImage(ranks int, f func(image []byte, kernels ...string), some ...strin
 	}
 }
 
-// textsFor returns the texts that a group needs which combines some dtypes; nil means all.
-func textsFor(some []tensor.DType) []string {
-	all := []string{gradients, gathers, moves}
-	if some == nil || slices.ContainsFunc(some, func(d tensor.DType) bool { return !gradient(d) }) {
-		all = append(all, others)
-	}
-	return all
-}
-
-// Images calls f with each PTX text for so many ranks, and the names of its kernels: without those that combine other
-// dtypes than gradients have, unless one of some dtypes is such. Nil means all dtypes. The texts are for devices of
+// Images calls f with each PTX text for so many ranks, and the names of its kernels. The texts are for devices of
 // compute capability 8.0 and later.
-func Images(ranks int, some []tensor.DType, f func(image []byte, kernels ...string)) {
-	eachImage(ranks, f, textsFor(some)...)
+func Images(ranks int, f func(image []byte, kernels ...string)) {
+	eachImage(ranks, f, gradients, gathers, moves, others)
 	if ranks > 2 {
 		eachImage(2, f, moves) // of lanes
 	}
@@ -211,10 +201,6 @@ type Options struct {
 	// Blocks is the most blocks that a call takes. 0 means 128. Fewer leave multiprocessors
 	// to other kernels, and make large calls slower.
 	Blocks int
-
-	// DTypes are those that New loads kernels for. It always loads those of float32, float16 and bfloat16. Nil means all
-	// dtypes.
-	DTypes []tensor.DType
 
 	// Limit is how long a kernel may wait for a peer; 0 means 10 minutes. It ends a kernel if
 	// nobody calls Abort, so it should be longer than the group's own timeout.
@@ -334,11 +320,11 @@ type Comm struct {
 	rank, ranks int
 	channels    int
 	modules     []driver.Module
-	families    [2]*forms // of gradients, and of the others if they are loaded
-	gathers     pair
-	moves       pair
-	broadcasts  forms                                                 // of two shots, with more than two ranks
-	lanes       pair                                                  // moves of two ranks
+	gradients   forms
+	others      forms
+	gathers     forms
+	moves       forms
+	lanes       forms                                                 // moves of two ranks
 	ring        *ring                                                 // nil if the window has none
 	shape       func(n, blocks, channels, ranks int, kind Kind) Shape // ShapeOf, but for measurements
 
@@ -371,17 +357,33 @@ func (c *Comm) setLaunch() {
 	c.launch = driver.Launch{Args: &c.args, Access: c.w.Access(make([]driver.Access, 2, 2+2+window.MostRanks))}
 }
 
-// Loaded reports whether the kernels that combine a dtype are loaded. A ring has one kernel for all.
-func (c *Comm) Loaded(d tensor.DType) bool {
-	return slices.Contains(dtypes, d) && (c.forms(d) != nil || c.w.NextOnly())
-}
-
-// forms returns the kernels of a dtype, nil if they are not loaded.
+// forms returns the kernels of a dtype.
 func (c *Comm) forms(d tensor.DType) *forms {
 	if gradient(d) {
-		return c.families[0]
+		return &c.gradients
 	}
-	return c.families[1]
+	return &c.others
+}
+
+// loadAll loads the kernels for the ranks of the window.
+func (c *Comm) loadAll() (err error) {
+	c.gradients, err = c.load(gradients, c.ranks)
+	if err == nil {
+		c.gathers, err = c.load(gathers, c.ranks)
+	}
+	if err == nil {
+		c.moves, err = c.load(moves, c.ranks)
+	}
+	if err == nil {
+		c.others, err = c.load(others, c.ranks)
+	}
+	if c.lanes = c.moves; err != nil || c.ranks == 2 {
+		return err
+	}
+	if _, ok := c.w.HasLanes(); ok {
+		c.lanes, err = c.load(moves, 2)
+	}
+	return err
 }
 
 // load loads a text for so many ranks.
@@ -527,19 +529,6 @@ func (c *Comm) begin(what string, dst, src driver.Ptr, n int) (bool, error) {
 	return n > 0, nil
 }
 
-// kernel returns the kernels of a dtype, and what they are told of the operator. A ring has a kernel for all dtypes.
-func (c *Comm) kernel(what string, op backend.ReduceOp, d tensor.DType, ring bool) (*forms, reduced, error) {
-	r, err := reduction(op, d, c.ranks)
-	if err != nil || ring {
-		return new(forms), r, err
-	}
-	f := c.forms(d)
-	if f == nil {
-		return f, r, fmt.Errorf("direct: %s of %v: its kernels are not loaded, as Options.DTypes says", what, d)
-	}
-	return f, r, nil
-}
-
 // twoShots reports whether a call of so many bytes takes two shots, in so many parts. It does not if one of them would
 // be empty.
 func twoShots(bytes, parts int, form Form) bool {
@@ -594,7 +583,7 @@ func (c *Comm) bothShots(s Launcher, dst, src driver.Ptr, bytes int, r reduced, 
 // bothShape returns the shape of two shots in one launch, and whether results go straight to the peers.
 func (c *Comm) bothShape(part int, form Form, kind Kind, f *forms) (s Shape, spreads bool) {
 	s = c.shape(part, c.blocks(form.Blocks), c.channels, c.ranks, kind)
-	return s, s.Large && f != nil && f.spread != nil && c.few(form, part)
+	return s, s.Large && f.spread != nil && c.few(form, part)
 }
 
 // Spreads reports whether the ranks of an all_reduce write its result straight to each other, if they may.

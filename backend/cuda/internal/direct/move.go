@@ -112,7 +112,7 @@ func (c *Comm) launchMove(s Launcher, m *movement) error {
 	x.Send, x.Take = m.send, m.take
 	into, open, told := m.open(c.rank, c.ranks, c.o.straight)
 	x.Into, x.Open, x.Told, x.Writers = into, flag(open), flag(told), uint32(max(m.writers, 1))
-	return c.start(s, c.moves, shape, raw(x), driver.Reads(src+driver.Ptr(reads.Off), reads.N), driver.Writes(dst+driver.Ptr(writes.Off), writes.N))
+	return c.start(s, c.moves.all, shape, raw(x), driver.Reads(src+driver.Ptr(reads.Off), reads.N), driver.Writes(dst+driver.Ptr(writes.Off), writes.N))
 }
 
 // AllToAllV sends the span send[r] of src to rank r, and receives from rank r into the span take[r] of
@@ -170,9 +170,9 @@ func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) erro
 		others := everyone(c.ranks) &^ (1 << root)
 		who := Roles{Givers: 1 << root, Owners: others, Takers: others}
 		if c.rootedShots(n, form) {
-			return c.bothShots(s, at, at, n, none, who, &c.broadcasts, form)
+			return c.bothShots(s, at, at, n, none, who, &c.moves, form)
 		}
-		x := step{dst: at, src: at, part: n, r: none, f: c.gathers, kind: Gathers, blocks: form.Blocks, roles: who}
+		x := step{dst: at, src: at, part: n, r: none, f: c.gathers.all, kind: Gathers, blocks: form.Blocks, roles: who}
 		if c.rank == root {
 			x.srcBytes = n
 		} else {
@@ -194,7 +194,7 @@ func (c *Comm) Broadcast(s Launcher, at driver.Ptr, n, root int, form Form) erro
 
 // BroadcastSpreads reports whether Form.Into is of use to a broadcast of so many bytes.
 func (c *Comm) BroadcastSpreads(bytes int, form Form) bool {
-	return c.ranks == 2 || c.rootedSpreads(bytes, form, &c.broadcasts)
+	return c.ranks == 2 || c.rootedSpreads(bytes, form, &c.moves)
 }
 
 // ReduceSpreads reports whether Form.Into is of use to a rank of a reduce. With two ranks it is to the one that is not
@@ -231,7 +231,8 @@ func (c *Comm) rootedShots(bytes int, form Form) bool {
 // Reduce combines n elements at src of all ranks, to the root's dst. Dst is not used elsewhere. Src and the root's dst
 // may be the same.
 func (c *Comm) Reduce(s Launcher, dst, src driver.Ptr, n int, d tensor.DType, op backend.ReduceOp, root int, form Form) error {
-	f, r, err := c.kernel("reduce", op, d, false)
+	f := c.forms(d)
+	r, err := reduction(op, d, c.ranks)
 	if err != nil {
 		return err
 	}
@@ -324,7 +325,7 @@ func (c *Comm) spread(s Launcher, at driver.Ptr, bytes int, form Form) error {
 	}
 	mine := min(part, bytes-part*c.rank)
 	return c.enqueue(s, step{
-		dst: at, src: at + driver.Ptr(part*c.rank), part: part, srcBytes: mine, dstStep: part, dstBytes: bytes, r: none, f: c.gathers, kind: Gathers,
+		dst: at, src: at + driver.Ptr(part*c.rank), part: part, srcBytes: mine, dstStep: part, dstBytes: bytes, r: none, f: c.gathers.all, kind: Gathers,
 		blocks: form.Blocks,
 	})
 }

@@ -95,7 +95,6 @@ func TestReadsSimulated(t *testing.T) {
 // TestRootReads has a rank tell the root another address than that of its input. The root reads there.
 func TestRootReads(t *testing.T) {
 	u := simulated(2)
-	u.direct.DTypes = []tensor.DType{tensor.Float32}
 	const n = 4096 // floats
 	threads(t, u, drivers(t, machine(t, 2, 1), 2, true), func(m *member) error {
 		mem, host, into, err := m.registered(2 * 4 * n)
@@ -134,7 +133,6 @@ func TestRootReads(t *testing.T) {
 func TestStraight(t *testing.T) {
 	straight := func(ranks int, apart bool) {
 		u := simulated(ranks)
-		u.direct.DTypes = []tensor.DType{tensor.Float32, tensor.Int32}
 		const n = 4096 // floats
 		if !apart {
 			u.direct = direct.RootReduces(u.direct, 4*n-1) // the root combines nothing
@@ -229,7 +227,6 @@ func TestReadsFreedSimulated(t *testing.T) {
 // TestStraightFailed: nobody writes to a rank that has failed, even if it has told where to.
 func TestStraightFailed(t *testing.T) {
 	u := simulated(2)
-	u.direct.DTypes = []tensor.DType{tensor.Int64}
 	threads(t, u, drivers(t, machine(t, 2, 1), 2, false), func(m *member) error {
 		const n = 4096
 		mem, host, into, err := m.registered(n)
@@ -271,7 +268,6 @@ func TestReplays(t *testing.T) {
 		t.Run(fmt.Sprintf("%d ranks", ranks), func(t *testing.T) {
 			t.Parallel()
 			u := simulated(ranks)
-			u.direct.DTypes = []tensor.DType{tensor.Int32}
 			apart := ranks > 2
 			threads(t, u, drivers(t, machine(t, ranks, 5), ranks, apart), func(m *member) error { return replay(m, 300, rounds) })
 		})
@@ -282,7 +278,6 @@ func TestReplays(t *testing.T) {
 func TestFailure(t *testing.T) {
 	for _, aborts := range []bool{false, true} {
 		u := simulated(2)
-		u.direct.DTypes = []tensor.DType{tensor.Int64}
 		if !aborts {
 			u.direct.Limit = 10 * time.Millisecond
 		}
@@ -317,7 +312,6 @@ func TestFailure(t *testing.T) {
 func TestUnlike(t *testing.T) {
 	for _, ranks := range []int{2, 4} {
 		u := simulated(ranks)
-		u.direct.DTypes = []tensor.DType{tensor.Int64}
 		u.direct.Limit = 5 * time.Second
 		threads(t, u, drivers(t, machine(t, ranks, 1), ranks, false), func(m *member) error {
 			var err error
@@ -347,7 +341,6 @@ func TestUnlike(t *testing.T) {
 func TestBarrier(t *testing.T) {
 	for _, ranks := range []int{2, 4, 8} {
 		u := simulated(ranks)
-		u.direct.DTypes = []tensor.DType{tensor.Int64}
 		u.direct.Limit = 20 * time.Millisecond
 		virtually(t, u, func(t *testing.T) []driver.Driver { return drivers(t, machine(t, ranks, 1), ranks, false) }, func(m *member) error {
 			if last := ranks - 1; m.rank != last {
@@ -376,7 +369,6 @@ func TestMixedReplays(t *testing.T) {
 func TestNew(t *testing.T) {
 	m := machine(t, 2, 1)
 	u := simulated(2)
-	u.direct.DTypes = []tensor.DType{tensor.Float32}
 	threads(t, u, drivers(t, m, 2, true), func(m *member) error {
 		var errs []error
 		refused := func(o direct.Options, why string) {
@@ -386,12 +378,11 @@ func TestNew(t *testing.T) {
 			}
 		}
 		refused(direct.Options{Blocks: -1}, "Options.Blocks -1")
-		refused(direct.Options{DTypes: []tensor.DType{tensor.Bool}}, "no kernels for bool")
 		for _, c := range []struct {
 			err error
 			why string
 		}{
-			{m.c.AllReduce(m.s, 1, 1, 1, tensor.Int32, backend.Sum(), direct.Form{}), "its kernels are not loaded"},
+			{m.c.AllReduce(m.s, 1, 1, 1, tensor.Bool, backend.Sum(), direct.Form{}), "no kernel for sum of bool"},
 			{m.c.AllReduce(m.s, 1, 1, 1, tensor.Float32, backend.BOr(), direct.Form{}), "bor"},
 			{m.c.AllReduce(m.s, 0, 1, 1, tensor.Float32, backend.Sum(), direct.Form{}), "all_reduce of 1 elements"},
 			{m.c.AllGather(m.s, 1, 1, -1, direct.Form{}), "all_gather of -1"},
@@ -420,7 +411,6 @@ func TestNew(t *testing.T) {
 // TestAllocations holds that a call allocates nothing.
 func TestAllocations(t *testing.T) {
 	u := simulated(2)
-	u.direct.DTypes = []tensor.DType{tensor.Float32}
 	threads(t, u, drivers(t, machine(t, 2, 1), 2, true), func(m *member) error {
 		if m.rank != 0 {
 			return m.meet()

@@ -34,7 +34,8 @@ func (c *Comm) AllGatherV(s Launcher, dst, src driver.Ptr, take []Span, form For
 // mine. Part r begins at element r*part of src, which ends after all elements. What comes after the end is
 // taken as zeros, and elements beyond a part may be anything. Dst may be this rank's part of src.
 func (c *Comm) ReduceScatterV(s Launcher, dst, src driver.Ptr, part, mine, all int, d tensor.DType, op backend.ReduceOp, form Form) error {
-	f, r, err := c.kernel("reduce_scatter", op, d, form.Ring)
+	f := c.forms(d)
+	r, err := reduction(op, d, c.ranks)
 	if err != nil {
 		return err
 	}

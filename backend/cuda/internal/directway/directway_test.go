@@ -140,10 +140,10 @@ func (m *member) join(machine *sim.Machine, fabric *mem.Fabric, ranks int) (err 
 
 // connect connects the ranks.
 func (m *member) connect() error {
-	if !errors.Is(m.w.Has(board.Call{}), group.ErrNotAsked) {
-		return fmt.Errorf("before the ranks have connected: %w", m.w.Has(board.Call{}))
+	if !errors.Is(m.w.Has(), group.ErrNotAsked) {
+		return fmt.Errorf("before the ranks have connected: %w", m.w.Has())
 	}
-	return cmp.Or(m.w.Ready(m.ctx, work.AllReduce, m.rank, board.Call{Root: -1}), m.w.Has(board.Call{}))
+	return cmp.Or(m.w.Ready(m.ctx, work.AllReduce, m.rank, board.Call{Root: -1}), m.w.Has())
 }
 
 // issue starts an operation after what the caller's streams have been given.

@@ -38,7 +38,6 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/internal/region"
 	"github.com/c10d-go/c10d/backend/cuda/internal/registered"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
-	"github.com/c10d-go/c10d/tensor"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -51,8 +50,6 @@ type Group struct {
 	Members []int
 	heard   int // how often connect has heard the others
 
-	DTypes     []tensor.DType                // whose kernels connect loads; nil means all
-	combines   atomic.Uint32                 // the dtypes whose kernels are loaded, a bit each
 	Forbidden  error                         // why the caller wants none
 	Share      bool                          // some all-reduces go through memory that the ranks share all the same
 	Ring       bool                          // some calls go round a ring, though all devices may reach each other
@@ -112,15 +109,15 @@ const WhyRing = "one kernel of each rank writes into the next rank's memory"
 // ring only if one device reaches another one that does not reach it.
 const fewestAround = 3
 
-// Keep has the driver load the kernels for so many ranks and some dtypes when it opens devices: no image should be
-// loaded while a stream waits. Nil means all dtypes. Ring is whether the group asks for a ring.
-func Keep(d driver.Driver, ranks int, some []tensor.DType, ring bool) {
+// Keep has the driver load the kernels for so many ranks when it opens devices: no image should be loaded while a stream
+// waits. Ring is whether the group asks for a ring.
+func Keep(d driver.Driver, ranks int, ring bool) {
 	keep := func(image []byte, names ...string) { driver.Keep(d, image, names...) }
 	if ring || ranks > fewestAround {
 		direct.RingImage(keep)
 	}
 	if ranks <= window.MostRanks {
-		direct.Images(ranks, some, keep)
+		direct.Images(ranks, keep)
 	}
 	driver.Keep(d, kernels.Lists, kernels.List)
 	driver.Keep(d, kernels.COO, kernels.CooNames...)
@@ -157,15 +154,11 @@ func (d *Group) Mesh() error {
 	if err := d.CanMesh(); err != nil {
 		return err
 	}
-	if d.Open.Load() != nil {
-		return d.unmeshed
+	err := d.Has()
+	if err == group.ErrNotAsked {
+		return err
 	}
-	d.connecting.Lock()
-	defer d.connecting.Unlock()
-	if !d.asked {
-		return group.ErrNotAsked
-	}
-	return cmp.Or(d.unmeshed, d.why)
+	return cmp.Or(d.unmeshed, err)
 }
 
 // Order returns the ranks in the order of the group's ring, nil if there is none.
@@ -178,10 +171,10 @@ func (d *Group) Order() []int {
 	return d.comm.Order()
 }
 
-// Ready returns nil if the ranks are connected and have the kernels of a call. The first call connects them: all come to
-// it in the order of the group's collectives.
+// Ready returns nil if the ranks are connected. The first call connects them: all come to it in the order of the group's
+// collectives.
 func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.Call) error {
-	if d.Has(print) == nil {
+	if d.Open.Load() != nil {
 		return nil
 	}
 	if err := group.Captured(ctx, op); err != nil {
@@ -194,32 +187,22 @@ func (d *Group) Ready(ctx context.Context, op work.OpType, dev int, print board.
 			return err
 		}
 	}
-	return cmp.Or(d.why, d.has(print))
+	return d.why
 }
 
-// Has returns nil if the ranks are connected and have the kernels of a call, else why not, group.ErrNotAsked if no call
-// before has asked for them. It asks nobody.
-func (d *Group) Has(print board.Call) error {
+// Has returns nil if the ranks are connected, else why not, group.ErrNotAsked if no call before has asked for kernels. It
+// asks nobody.
+func (d *Group) Has() error {
 	if d.Open.Load() != nil {
-		return d.has(print)
+		return nil
 	}
 	d.connecting.Lock()
 	defer d.connecting.Unlock()
 	if !d.asked {
 		return group.ErrNotAsked
 	}
-	return cmp.Or(d.why, d.has(print))
+	return d.why
 }
-
-// has returns why the group, whose ranks are connected, has no kernels for a call.
-func (d *Group) has(print board.Call) error {
-	if print.With == 0 || print.Sparse || d.combines.Load()>>print.DType&1 != 0 {
-		return nil
-	}
-	return errNotLoaded
-}
-
-var errNotLoaded = errors.New("the kernels of this dtype are not loaded, as Options.DTypes says")
 
 // meet connects the ranks, in a call. The caller holds connecting.
 func (d *Group) meet(ctx context.Context, op work.OpType, dev int, print board.Call) error {
@@ -239,11 +222,6 @@ func (d *Group) meet(ctx context.Context, op work.OpType, dev int, print board.C
 func (d *Group) opened() {
 	d.asked = true
 	if d.why == nil {
-		for _, x := range tensor.DTypes() {
-			if d.comm.Loaded(x) {
-				d.combines.Or(1 << x)
-			}
-		}
 		d.Open.Store(d.window)
 		if d.B.Broken() != nil {
 			d.window.Abort()
@@ -339,7 +317,7 @@ func (d *Group) reach(q *group.Operation, tell telling) (reason, err error) {
 	if why == nil {
 		_, _, shared := d.window.SharedDevice()
 		d.Shared.Store(shared)
-		d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit, DTypes: d.DTypes})
+		d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit})
 		if why == nil {
 			why = d.loadOthers()
 		}

@@ -108,7 +108,7 @@ func (b *Backend) meetClusters(ctx context.Context, o backend.Options, t *choice
 		mine[0] = 1
 	}
 	mine = append(binary.LittleEndian.AppendUint64(mine, uint64(speed)), name[:]...)
-	why, all, err := g.Hear(ctx, 0, group.Told(why, mine))
+	why, all, err := g.Hear(ctx, 0, why, mine)
 	if err != nil {
 		return fmt.Errorf("cuda: finding the clusters: %w", err)
 	}

@@ -315,7 +315,7 @@ func (b *Backend) agree(ctx context.Context, table string) error {
 	if text := strings.Join(mine, "\n"); copy(told, text) < len(text) {
 		return fmt.Errorf("cuda: Options.AllReduce is a name of %d bytes, which is too long", len(b.options.AllReduce))
 	}
-	_, all, err := b.g.Hear(ctx, 0, group.Told(nil, told))
+	_, all, err := b.g.Hear(ctx, 0, nil, told)
 	if err != nil {
 		return fmt.Errorf("cuda: comparing options with the other ranks: %w", err)
 	}

@@ -89,7 +89,7 @@ func (g *Group) Meet(ctx context.Context, op work.OpType, dev int, print board.C
 			if g.Ranks() > 1 && g.why != nil {
 				why = fmt.Errorf("no kernels in its cluster: %w", g.why)
 			}
-			g.refused, _, err = g.B.Hear(q.Ctx, q.Left(), group.Told(why, nil))
+			g.refused, _, err = g.B.Hear(q.Ctx, q.Left(), why, nil)
 		}
 		return err
 	})

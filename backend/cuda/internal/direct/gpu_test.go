@@ -3,6 +3,7 @@ package direct_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -34,7 +35,7 @@ import (
 
 // Tests of two GPUs. They run the ranks as goroutines of this process and as processes of their
 // own. For these the test binary starts itself again, with the rank in the environment. Pipes
-// carry the bytes of window.Exchange.
+// carry the bytes of exchange.
 
 const (
 	childRank = "C10D_DIRECT_RANK"
@@ -232,8 +233,27 @@ func one(d driver.Driver, ranks int) (all []driver.Driver) {
 	return all
 }
 
+// exchange gathers what all ranks give.
+type exchange func(ctx context.Context, mine []byte) (all [][]byte, err error)
+
+// tell is the window.Exchange of a rank.
+func (m *member) tell(why error, mine []byte) (reason error, all [][]byte, err error) {
+	text := ""
+	if why != nil {
+		text = why.Error()
+	}
+	all, err = m.exchange(m.ctx, append(fmt.Appendf(nil, "%-200.200s", text), mine...))
+	for r, b := range all {
+		if text := bytes.TrimSpace(b[:200]); len(text) > 0 && reason == nil {
+			reason = fmt.Errorf("%s", text)
+		}
+		all[r] = b[200:]
+	}
+	return reason, all, err
+}
+
 // exchanges returns the ranks' exchange functions for ranks of one process.
-func exchanges(ranks int) func(rank int) window.Exchange {
+func exchanges(ranks int) func(rank int) exchange {
 	type round struct {
 		all  [][]byte
 		left int
@@ -242,7 +262,7 @@ func exchanges(ranks int) func(rank int) window.Exchange {
 	var mu sync.Mutex
 	newRound := func() *round { return &round{make([][]byte, ranks), ranks, make(chan struct{})} }
 	current := newRound()
-	return func(rank int) window.Exchange {
+	return func(rank int) exchange {
 		return func(ctx context.Context, mine []byte) ([][]byte, error) {
 			mu.Lock()
 			r := current
@@ -273,12 +293,12 @@ type member struct {
 	w        *window.Window
 	c        *direct.Comm
 	memory   *registered.Registry
-	exchange window.Exchange
+	exchange exchange
 	delay    driver.Function
 }
 
 // with makes a rank, runs a job, and takes the rank down.
-func with(ctx context.Context, u setup, d driver.Driver, device, rank int, exchange window.Exchange, job func(m *member) error) (err error) {
+func with(ctx context.Context, u setup, d driver.Driver, device, rank int, exchange exchange, job func(m *member) error) (err error) {
 	m := &member{setup: u, ctx: ctx, rank: rank, d: d, exchange: exchange}
 	var closers []func() error
 	closes := func(f func() error) { closers = append(closers, f) }
@@ -319,8 +339,8 @@ func with(ctx context.Context, u setup, d driver.Driver, device, rank int, excha
 		return err
 	}
 	closes(m.w.Close)
-	if err = m.w.Connect(ctx, exchange); err != nil {
-		return err
+	if reason, err := m.w.Connect(ctx, m.tell); cmp.Or(reason, err) != nil {
+		return cmp.Or(reason, err)
 	}
 	begin := time.Now()
 	if m.c, err = direct.New(m.w, u.direct); err != nil {
@@ -1007,7 +1027,7 @@ func readsFreed(m *member) error {
 		}
 		must.Do(m.meet())
 	}
-	return m.w.Reset(m.ctx, m.exchange)
+	return m.w.Reset(m.ctx, m.tell)
 }
 
 // do makes a call.
@@ -1074,7 +1094,7 @@ func fail(m *member) error {
 					return fmt.Errorf("a call after a failure: %w", err)
 				}
 			}
-			must.Do(m.w.Reset(m.ctx, m.exchange))
+			must.Do(m.w.Reset(m.ctx, m.tell))
 			if err := check(m, 3, 1<<20); err != nil {
 				return fmt.Errorf("after Reset: %w", err)
 			}

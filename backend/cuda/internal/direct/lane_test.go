@@ -283,7 +283,7 @@ func TestLaneFailures(t *testing.T) {
 					}
 				}
 				// After Reset the lane is as new.
-				if err := m.w.Reset(m.ctx, m.exchange); err != nil || m.rank > 1 {
+				if err := m.w.Reset(m.ctx, m.tell); err != nil || m.rank > 1 {
 					return err
 				}
 				l, err := m.c.Lane(1-m.rank, m.rank == from)

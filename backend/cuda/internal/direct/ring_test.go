@@ -143,7 +143,7 @@ func TestRingFailure(t *testing.T) {
 					return fmt.Errorf("a call after a failure: %w", err)
 				}
 			}
-			must.Do(m.w.Reset(m.ctx, m.exchange))
+			must.Do(m.w.Reset(m.ctx, m.tell))
 			return errors.Join(sum(), m.sync(), m.meet())
 		})
 	}

@@ -250,7 +250,7 @@ func TestStraightFailed(t *testing.T) {
 			}
 			must.Do(m.meet())
 		}
-		must.Do(m.w.Reset(m.ctx, m.exchange))
+		must.Do(m.w.Reset(m.ctx, m.tell))
 		must.Do(errors.Join(m.s.Copy(host.Ptr(), mem.Ptr(), n), m.sync()))
 		for i, b := range host.Bytes() {
 			if b != byte(1+m.rank) {
@@ -302,7 +302,7 @@ func TestFailure(t *testing.T) {
 					return fmt.Errorf("a call after a failure: %w", err)
 				}
 			}
-			must.Do(m.w.Reset(m.ctx, m.exchange))
+			must.Do(m.w.Reset(m.ctx, m.tell))
 			return errors.Join(sum(), m.sync(), m.meet())
 		})
 	}
@@ -331,7 +331,7 @@ func TestUnlike(t *testing.T) {
 			if m.rank == 1 && (!errors.As(err, &f) || !f.Unlike || f.Peer != 0 || !contains(err, "expects another length than is sent by rank 0")) {
 				return fmt.Errorf("another length: %w", err)
 			}
-			must.Do(m.w.Reset(m.ctx, m.exchange))
+			must.Do(m.w.Reset(m.ctx, m.tell))
 			return errors.Join(m.c.Barrier(m.s), m.sync(), m.meet())
 		})
 	}
@@ -349,7 +349,7 @@ func TestBarrier(t *testing.T) {
 					return fmt.Errorf("a barrier without rank %d: %w", last, err)
 				}
 			}
-			return m.w.Reset(m.ctx, m.exchange)
+			return m.w.Reset(m.ctx, m.tell)
 		})
 	}
 }

@@ -229,14 +229,11 @@ func (d *Group) opened() {
 	}
 }
 
-// telling tells the other ranks of the group why not, and something else. It returns what they have told.
-type telling func(why error, more []byte) (reason error, all [][]byte, err error)
-
 // connect makes this rank's window and kernels, and opens the other ranks' memory. If that is not
 // possible it returns why; all ranks return the same. An error ends the group.
 func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 	b := d.B
-	tell := func(why error, more []byte) (reason error, all [][]byte, err error) { return d.hear(q, why, more) }
+	tell := func(why error, mine []byte) (error, [][]byte, error) { return d.hear(q, why, mine) }
 	mine := make([]byte, 16+region.NameLen)
 	if why = d.Forbidden; why == nil {
 		why = d.prepare(dev)
@@ -309,35 +306,36 @@ func (d *Group) connect(q *group.Operation, dev int) (why, err error) {
 
 // reach opens the memory of the other ranks, or of the next one, and loads the kernels. If a rank cannot, nothing is
 // left open, and all return why.
-func (d *Group) reach(q *group.Operation, tell telling) (reason, err error) {
-	why := d.window.Connect(q.Ctx, func(ctx context.Context, mine []byte) ([][]byte, error) {
-		_, all, err := tell(nil, mine)
-		return all, err
-	})
-	if why == nil {
-		_, _, shared := d.window.SharedDevice()
-		d.Shared.Store(shared)
-		d.comm, why = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit})
-		if why == nil {
-			why = d.loadOthers()
-		}
-		if why == nil && d.v.Info().StreamValues && !d.window.NextOnly() {
-			pages := slices.Insert(slices.Clone(d.pages), d.Rank(), d.own)
-			d.memory, why = registered.New(d.window, pages, region.PageSize)
-		}
+func (d *Group) reach(q *group.Operation, tell window.Exchange) (reason, err error) {
+	reason, err = d.window.Connect(q.Ctx, tell)
+	if err == nil && reason == nil {
+		reason, _, err = tell(d.load(), nil)
 	}
-	reason, _, err = tell(why, nil)
 	if err == nil && reason != nil {
 		// All have detached before one of them frees its memory.
-		why = errors.Join(d.closeMemory(), d.window.Detach())
+		why := errors.Join(d.closeMemory(), d.window.Detach())
 		_, _, err = tell(nil, nil)
 		err = errors.Join(err, why)
 	}
 	return reason, err
 }
 
+// load loads the kernels, and makes what they use besides the window.
+func (d *Group) load() (err error) {
+	_, _, shared := d.window.SharedDevice()
+	d.Shared.Store(shared)
+	if d.comm, err = direct.New(d.window, direct.Options{Blocks: d.blocks, Limit: directLimit}); err != nil {
+		return err
+	}
+	if err = d.loadOthers(); err == nil && d.v.Info().StreamValues && !d.window.NextOnly() {
+		pages := slices.Insert(slices.Clone(d.pages), d.Rank(), d.own)
+		d.memory, err = registered.New(d.window, pages, region.PageSize)
+	}
+	return err
+}
+
 // reachNext is reach for a group that is no mesh. It frees what the group has made for one.
-func (d *Group) reachNext(q *group.Operation, tell telling, o window.Options) (reason, err error) {
+func (d *Group) reachNext(q *group.Operation, tell window.Exchange, o window.Options) (reason, err error) {
 	d.keepLanes(0)
 	if err := d.drop(); err != nil {
 		return nil, err

@@ -22,7 +22,7 @@ func (d *Group) Connect(q *group.Operation, dev int, why error) (reason, err err
 		reason, err = d.connect(q, dev)
 	}
 	for ; err == nil && d.heard < hearings; d.heard++ {
-		_, _, err = d.B.Hear(q.Ctx, q.Left(), group.Told(nil, make([]byte, messageLen)))
+		_, _, err = d.B.Hear(q.Ctx, q.Left(), nil, make([]byte, messageLen))
 	}
 	if err != nil {
 		return reason, errors.Join(err, d.giveUp())

@@ -114,7 +114,7 @@ func (d *Group) keepLanes(channels int) {
 
 // settle has the ranks tell each other how many messages have gone through the host, and opens the
 // lanes. All ranks call it at the same time. A message that is posted meanwhile waits.
-func (d *Group) settle(tell telling) (err error) {
+func (d *Group) settle(tell window.Exchange) (err error) {
 	l := &d.lanes
 	l.mu.Lock()
 	if l.channels == 0 {

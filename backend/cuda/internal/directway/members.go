@@ -1,7 +1,7 @@
 package directway
 
 import (
-	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -42,29 +42,23 @@ const (
 	hearings   = 6
 )
 
-// hear gathers what the ranks that take part tell.
+// hear is Engine.Hear for the ranks that take part.
 func (d *Group) hear(q *group.Operation, why error, more []byte) (reason error, all [][]byte, err error) {
 	if d.Members == nil {
-		return d.B.Hear(q.Ctx, q.Left(), group.Told(why, more))
+		return d.B.Hear(q.Ctx, q.Left(), why, more)
 	}
 	d.heard++
-	told := group.Told(why, more)
-	head := len(told) - len(more)
-	if len(told) > messageLen {
-		return nil, nil, fmt.Errorf("cuda: a message of %d bytes, want at most %d", len(told), messageLen)
+	if len(more) > messageLen {
+		return nil, nil, fmt.Errorf("cuda: a message of %d bytes, want at most %d", len(more), messageLen)
 	}
 	mine := make([]byte, messageLen)
-	copy(mine, told)
-	_, every, err := d.B.Hear(q.Ctx, q.Left(), group.Told(nil, mine))
+	copy(mine, more)
+	reasons, every, err := d.B.HearEach(q.Ctx, q.Left(), why, mine)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, r := range d.Members {
-		x := every[r][:len(told)]
-		if x[0] != 0 && reason == nil {
-			reason = fmt.Errorf("rank %d: %s", r, bytes.TrimRight(x[1:head], "\x00"))
-		}
-		all = append(all, x[head:])
+		reason, all = cmp.Or(reason, reasons[r]), append(all, every[r][:len(more)])
 	}
 	return reason, all, nil
 }

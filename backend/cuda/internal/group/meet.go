@@ -40,7 +40,7 @@ func (b *Engine) Meet(ctx context.Context) error {
 		binary.LittleEndian.PutUint32(mine[at:], which)
 		binary.LittleEndian.PutUint32(mine[at+4:], uint32(b.Driver.Count()))
 	}
-	reason, all, err := b.Hear(ctx, 0, Told(why, mine))
+	reason, all, err := b.Hear(ctx, 0, why, mine)
 	if err != nil {
 		return fmt.Errorf("cuda: meeting the other ranks: %w", err)
 	}
@@ -96,9 +96,22 @@ func (b *Engine) OwnDevice() int {
 	return b.local % max(b.Driver.Count(), 1)
 }
 
-// Hear gathers what all ranks tell. It returns the first reason, with its rank's
-// number, and what else each has told.
-func (b *Engine) Hear(ctx context.Context, timeout time.Duration, mine []byte) (reason error, others [][]byte, err error) {
+// Hear tells the other ranks why this one cannot go on, nil if it can, and something else of the same length on all ranks.
+// It returns the first rank's reason, and what else each has told.
+func (b *Engine) Hear(ctx context.Context, timeout time.Duration, why error, more []byte) (reason error, all [][]byte, err error) {
+	reasons, all, err := b.HearEach(ctx, timeout, why, more)
+	return cmp.Or(reasons...), all, err
+}
+
+// HearEach is Hear, and returns the reasons of all ranks.
+func (b *Engine) HearEach(ctx context.Context, timeout time.Duration, why error, more []byte) (reasons []error, others [][]byte, err error) {
+	mine := make([]byte, 1+reasonLen, 1+reasonLen+len(more))
+	if why != nil {
+		mine[0] = 1
+		text := strings.ToValidUTF8(why.Error(), "?")
+		copy(mine[1:], strings.ToValidUTF8(text[:min(len(text), reasonLen)], ""))
+	}
+	mine = append(mine, more...)
 	in, err := tensor.Of(mine, len(mine))
 	if err != nil {
 		return nil, nil, err
@@ -118,25 +131,15 @@ func (b *Engine) Hear(ctx context.Context, timeout time.Duration, mine []byte) (
 		return nil, nil, err
 	}
 	met()
+	reasons = make([]error, b.Size)
 	for r := range b.Size {
 		x := all[r*len(mine) : (r+1)*len(mine)]
-		if x[0] != 0 && reason == nil {
-			reason = fmt.Errorf("rank %d: %s", r, bytes.TrimRight(x[1:1+reasonLen], "\x00"))
+		if x[0] != 0 {
+			reasons[r] = fmt.Errorf("rank %d: %s", r, bytes.TrimRight(x[1:1+reasonLen], "\x00"))
 		}
 		others = append(others, x[1+reasonLen:])
 	}
-	return reason, others, nil
-}
-
-// Told is what ranks tell each other: a reason why not, and something else.
-func Told(reason error, more []byte) []byte {
-	b := make([]byte, 1+reasonLen, 1+reasonLen+len(more))
-	if reason != nil {
-		b[0] = 1
-		text := strings.ToValidUTF8(reason.Error(), "?")
-		copy(b[1:], strings.ToValidUTF8(text[:min(len(text), reasonLen)], ""))
-	}
-	return append(b, more...)
+	return reasons, others, nil
 }
 
 // reasonLen is how much of a reason the other ranks are told.
@@ -212,7 +215,7 @@ func (b *Engine) Share(ctx context.Context, timeout time.Duration) error {
 	if r != nil {
 		copy(mine, r.Name)
 	}
-	why, all, err := b.Hear(ctx, timeout, Told(why, mine))
+	why, all, err := b.Hear(ctx, timeout, why, mine)
 	if err == nil && why == nil {
 		if b.Rank != 0 {
 			r, why = region.Open(string(bytes.TrimRight(all[0], "\x00")), size)
@@ -221,7 +224,7 @@ func (b *Engine) Share(ctx context.Context, timeout time.Duration) error {
 		if why == nil {
 			x = hostshm.New(b.Rank, b.Size, b.SharedSlots, b.Chunk, r, b.Driver)
 		}
-		if why, _, err = b.Hear(ctx, timeout, Told(why, nil)); err == nil && why == nil {
+		if why, _, err = b.Hear(ctx, timeout, why, nil); err == nil && why == nil {
 			// Who opens the memory has done so.
 			b.Exchange.Store(x)
 			return r.Hide()

@@ -1,7 +1,7 @@
 package registered_test
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -78,20 +78,21 @@ func connect(t *testing.T, windows []*window.Window) {
 	for i, w := range windows {
 		round := 0
 		wait.Go(func() {
-			errs[i] = w.Connect(t.Context(), func(_ context.Context, mine []byte) ([][]byte, error) {
+			reason, err := w.Connect(t.Context(), func(why error, mine []byte) (error, [][]byte, error) {
 				mu.Lock()
 				defer mu.Unlock()
 				if len(rounds) == round {
 					rounds = append(rounds, make([][]byte, len(windows)))
 				}
-				rounds[round][i] = slices.Clone(mine)
+				rounds[round][i] = append([]byte{}, mine...)
 				met.Broadcast()
 				for slices.ContainsFunc(rounds[round], func(b []byte) bool { return b == nil }) {
 					met.Wait()
 				}
 				round++
-				return slices.Clone(rounds[round-1]), nil
+				return why, slices.Clone(rounds[round-1]), nil
 			})
+			errs[i] = cmp.Or(reason, err)
 		})
 	}
 	wait.Wait()

@@ -5,14 +5,13 @@
 //
 //	w, err := window.New(ctx, window.Options{Driver: d, Device: gpu, Rank: rank, Ranks: n})
 //	...
-//	err = w.Connect(ctx, exchange) // all ranks call it
+//	reason, err := w.Connect(ctx, exchange) // all ranks call it
 //	...
 //	w.Detach()                     // no kernel of this rank uses the memory any more
 //	...                            // all ranks have detached
 //	w.Close()
 //
-// The package sends nothing by itself. Exchange is a function of the caller that gathers
-// the bytes of all ranks, such as an all_gather of a CPU backend. Connect, Reset and
+// The package sends nothing by itself. [Exchange] is a function of the caller. Connect, Reset and
 // nothing else call it.
 //
 // # What is in a window

@@ -124,14 +124,14 @@ func (w *Window) linkTo(uuid [16]byte) uint16 {
 }
 
 // arrange has the ranks tell each other their links, and finds the order of the ring.
-func (w *Window) arrange(ctx context.Context, exchange Exchange, all []greeting) error {
+func (w *Window) arrange(ctx context.Context, exchange Exchange, all []greeting) (reason, err error) {
 	row, mine := w.survey(ctx, all)
 	if mine != nil {
-		row = nil
+		row = make([]byte, 2*w.o.Ranks)
 	}
-	told, err := w.agree(ctx, exchange, append(make([]byte, 0, 2*w.o.Ranks), row...)[:2*w.o.Ranks], mine)
-	if err != nil {
-		return err
+	reason, told, err := exchange(mine, row)
+	if cmp.Or(err, reason) != nil {
+		return reason, err
 	}
 	links := make([][]uint16, w.o.Ranks)
 	for r, b := range told {
@@ -141,9 +141,9 @@ func (w *Window) arrange(ctx context.Context, exchange Exchange, all []greeting)
 	}
 	if w.order = RingOrder(links); w.order == nil {
 		w.cliques = Cliques(links)
-		return w.wrap(fmt.Errorf("%s", missing(links)), "no ring of the ranks")
+		return w.wrap(fmt.Errorf("%s", missing(links)), "no ring of the ranks"), nil
 	}
-	return nil
+	return nil, nil
 }
 
 // Cliques returns the number of each rank's clique: of ranks that all reach each other, MostRanks at most. It is known

@@ -167,9 +167,10 @@ func (o Options) lanes() int {
 // hostBytes is the page-locked memory of a rank: the words of the collectives, then those of each lane.
 func (o Options) hostBytes() int { return (1 + o.lanes()) * hostEach }
 
-// Exchange gathers what all ranks give, in the order of the ranks. All of them call it. An
-// error means that the ranks cannot talk to each other any more.
-type Exchange func(ctx context.Context, mine []byte) (all [][]byte, err error)
+// Exchange tells the other ranks why this one cannot go on, nil if it can, and something else of the same length on all
+// ranks. All of them call it. It returns a reason of one of them, the same on all, and what else each has told. An error
+// means that the ranks cannot talk to each other any more.
+type Exchange func(why error, mine []byte) (reason error, all [][]byte, err error)
 
 // Own is what a rank's kernels use of its own memory.
 type Own struct {
@@ -301,11 +302,11 @@ type greeting struct {
 	dev    uint32
 }
 
-// Connect opens the memory of the other ranks. All ranks have to call it, once. If one of
-// them fails, all do, with an error that names it.
-func (w *Window) Connect(ctx context.Context, exchange Exchange) error {
+// Connect opens the memory of the other ranks. All ranks have to call it, once. If one of them cannot, it returns the
+// reason, the same on all ranks. An error is one of the exchange.
+func (w *Window) Connect(ctx context.Context, exchange Exchange) (reason, err error) {
 	if w.connected || w.closed {
-		return w.wrap(errors.New("want a window that was not connected or closed before"), "Connect")
+		return nil, w.wrap(errors.New("want a window that was not connected or closed before"), "Connect")
 	}
 	handle, mine := w.mem.Export()
 	if mine != nil {
@@ -314,7 +315,7 @@ func (w *Window) Connect(ctx context.Context, exchange Exchange) error {
 	w.owner = handle.Owner
 	b, err := handle.AppendBinary(make([]byte, 0, greetingBytes))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	b = binary.LittleEndian.AppendUint64(b, uint64(w.mem.Ptr()))
 	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.Device.ID().Index))
@@ -325,62 +326,26 @@ func (w *Window) Connect(ctx context.Context, exchange Exchange) error {
 	if mine != nil {
 		mine = w.wrap(mine, "a handle of the rings")
 	}
-	told, err := w.agree(ctx, exchange, b, mine)
-	if err != nil {
-		return err
+	reason, told, err := exchange(mine, b)
+	if cmp.Or(err, reason) != nil {
+		return reason, err
 	}
 	all, mine := w.greetings(told)
 	if mine == nil && !w.o.Next {
 		mine = w.openAll(ctx, all)
 	}
-	_, err = w.agree(ctx, exchange, nil, mine)
-	if err == nil && w.o.RingChannels > 0 {
-		err = w.arrange(ctx, exchange, all)
+	reason, _, err = exchange(mine, nil)
+	if cmp.Or(err, reason) == nil && w.o.RingChannels > 0 {
+		reason, err = w.arrange(ctx, exchange, all)
 	}
-	if err == nil && w.o.Next {
-		_, err = w.agree(ctx, exchange, nil, w.openAll(ctx, all))
+	if cmp.Or(err, reason) == nil && w.o.Next {
+		reason, _, err = exchange(w.openAll(ctx, all), nil)
 	}
-	if err != nil {
-		return errors.Join(err, w.Detach())
+	if cmp.Or(err, reason) != nil {
+		return reason, errors.Join(err, w.Detach())
 	}
 	w.connected = true
-	return nil
-}
-
-// agree gathers bytes, and fails on all ranks if one of them has an error to tell.
-func (w *Window) agree(ctx context.Context, exchange Exchange, b []byte, mine error) ([][]byte, error) {
-	// Exchanges of some backends want the same length from all ranks.
-	const room = 200
-	text := ""
-	if mine != nil {
-		text = mine.Error()
-		text = text[:min(len(text), room)]
-	}
-	message := make([]byte, 1+room+len(b))
-	message[0] = byte(len(text))
-	copy(message[1:], text)
-	copy(message[1+room:], b)
-	all, err := exchange(ctx, message)
-	if err == nil && len(all) != w.o.Ranks {
-		err = fmt.Errorf("%d messages came, want %d", len(all), w.o.Ranks)
-	}
-	if err != nil {
-		return nil, errors.Join(mine, w.wrap(err, "exchanging handles"))
-	}
-	var reason error
-	for r, m := range all {
-		if len(m) != len(message) || int(m[0]) > room {
-			return nil, errors.Join(mine, w.wrap(fmt.Errorf("rank %d sent %d bytes, want %d", r, len(m), len(message)), "exchanging handles"))
-		}
-		if m[0] != 0 && reason == nil {
-			reason = fmt.Errorf("%s", m[1:1+int(m[0])])
-		}
-		all[r] = m[1+room:]
-	}
-	if mine != nil {
-		return nil, mine
-	}
-	return all, reason
+	return nil, nil
 }
 
 // greetings reads what the ranks have told.
@@ -714,11 +679,11 @@ func (w *Window) Reset(ctx context.Context, exchange Exchange) error {
 	}
 	// No rank clears its rings while another one may still write there, and no rank goes on
 	// before all are clear.
-	if _, err := w.agree(ctx, exchange, nil, nil); err != nil {
-		return err
+	if reason, _, err := exchange(nil, nil); cmp.Or(err, reason) != nil {
+		return cmp.Or(err, reason)
 	}
-	_, err := w.agree(ctx, exchange, nil, w.clear(ctx))
-	return err
+	reason, _, err := exchange(w.clear(ctx), nil)
+	return cmp.Or(err, reason)
 }
 
 // Detach lets go of the memory of the other ranks. This rank's kernels must have ended. It

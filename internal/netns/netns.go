@@ -4,6 +4,7 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -23,8 +24,10 @@ const Bridge = -1
 // Programs has the programs that a Network needs, and Debian's packages with them.
 var Programs = map[string]string{"ip": "iproute2", "tc": "iproute2", "nft": "nftables"}
 
-// New makes a network. Its namespaces are named after base and this process. It fails on machines
-// that do not permit namespaces. Close removes the network.
+// ErrNotPermitted is matched by the error of New on a machine that does not permit namespaces.
+var ErrNotPermitted = errors.New("network namespaces are not permitted here")
+
+// New makes a network. Its namespaces are named after base and this process. Close removes the network.
 func New(base string, hosts int) (*Network, error) {
 	n := &Network{fmt.Sprintf("c10d%d%s", os.Getpid(), base), hosts}
 	if err := n.build(); err != nil {
@@ -184,8 +187,11 @@ func (n *Network) in(host int, command string) error {
 func run(command string) error {
 	words := strings.Fields(command)
 	out, err := exec.Command(words[0], words[1:]...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("netns: %s: %w: %s", command, err, strings.TrimSpace(string(out)))
+	if text := strings.TrimSpace(string(out)); err != nil {
+		if strings.Contains(text, "not permitted") || strings.Contains(text, "Permission denied") {
+			err = ErrNotPermitted
+		}
+		return fmt.Errorf("netns: %s: %w: %s", command, err, text)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -195,6 +196,10 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 	if t.elastic != nil {
 		looks, again = t.elastic.looks.C, t.elastic.again
 	}
+	ended := t.exited
+	if t.elastic != nil {
+		ended = t.elastic.exited
+	}
 	for t.live() > 0 || !t.over {
 		var look <-chan time.Time
 		if t.look != nil && !t.reported {
@@ -202,11 +207,7 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 		}
 		select {
 		case x := <-exits:
-			if t.elastic != nil {
-				t.elastic.exited(x)
-			} else {
-				t.exited(x)
-			}
+			ended(x)
 		case <-looks:
 			t.elastic.tick()
 		case s := <-again:
@@ -221,13 +222,15 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 			t.awaitOthers()
 		case <-look:
 		case sig := <-t.Signals:
-			if t.Nodes > 1 && t.live() == 0 && !t.failing {
-				t.Logf("%s: not waiting for the other nodes", signalName(sig))
-				t.signal = sig
-				t.end = ending{First: &Failure{Rank: -1, ExitCode: signalCode(sig), Host: t.host, Time: time.Now(), Message: "a signal ended the launcher"}, Last: true}
-				if t.NodeRank == 0 { // the others need its store
-					t.declare(t.endKey(), t.end)
+			for more := true; more; { // ranks that have ended by now
+				select {
+				case x := <-exits:
+					ended(x)
+				default:
+					more = false
 				}
+			}
+			if t.abandons(sig) {
 				return nil
 			}
 			if t.signal == nil {
@@ -245,7 +248,9 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 			t.lastAttempt()
 			t.terminate(syscall.SIGTERM)
 		case <-t.grace:
-			t.grace = nil
+			if t.grace = nil; t.elastic == nil && t.signal != nil && t.abandons(t.signal) {
+				return nil // the last rank may have ended by itself while the signal came
+			}
 			if t.live() > 0 {
 				t.Logf("killing the ranks that are left after %v", t.Grace)
 				t.terminate(syscall.SIGKILL)
@@ -265,6 +270,21 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 		}
 	}
 	return nil
+}
+
+// abandons ends the attempt because of a signal, without waiting for the other nodes, if all ranks of this node have ended
+// with 0.
+func (t *attempt) abandons(sig os.Signal) bool {
+	if t.Nodes == 1 || t.live() > 0 || t.failing {
+		return false
+	}
+	t.Logf("%s: not waiting for the other nodes", signalName(sig))
+	t.signal = sig
+	t.end = ending{First: &Failure{Rank: -1, ExitCode: signalCode(sig), Host: t.host, Time: time.Now(), Message: "a signal ended the launcher"}, Last: true}
+	if t.NodeRank == 0 { // the others need its store
+		t.declare(t.endKey(), t.end)
+	}
+	return true
 }
 
 // terminate sends a signal to the ranks. After SIGKILL it does nothing.

@@ -121,6 +121,8 @@ type groupSpec struct {
 	timeout  time.Duration
 	prefixes []string      // of the groups around it, outermost first
 	local    bool          // only members take part in making it
+	lists    [][]int       // of the groups that one call makes, this one first
+	compared bool          // this group is in lists of an earlier one
 	split    bool          // made by Split or SplitRanks
 	of       *epoch        // the group that is split
 	part     []int         // ranks in it
@@ -198,10 +200,13 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *meet.Notice) (*Pr
 		g.meeting = n
 		defer func() { g.meeting = nil }()
 	}
-	if w.compares && w.root != nil {
-		if err := w.compareLists(ctx, s); err != nil {
-			return nil, err
-		}
+	if s.compared { // without a request
+		err = ctx.Err()
+	} else if w.compares && w.root != nil {
+		err = w.compareLists(ctx, s)
+	}
+	if err != nil {
+		return nil, err
 	}
 	of, part := s.of, s.part
 	if of == nil && w.root != nil && (!s.local || len(s.ranks) == w.size) {
@@ -430,7 +435,12 @@ type GroupOptions struct {
 
 // NewGroup makes a group of ranks. All ranks of the default group call it.
 func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, opts ...GroupOptions) (*ProcessGroup, error) {
-	o, w := option.Last(opts), g.now().world
+	return g.newListed(ctx, ranks, nil, false, option.Last(opts))
+}
+
+// newListed is NewGroup in a call that makes the groups of several lists. The first one compares them all.
+func (g *ProcessGroup) newListed(ctx context.Context, ranks []int, lists [][]int, compared bool, o GroupOptions) (*ProcessGroup, error) {
+	w := g.now().world
 	if g != w.root {
 		return nil, fmt.Errorf("pg: NewGroup is for the default group, not for %q; see Split and SplitRanks", g.name)
 	}
@@ -452,6 +462,9 @@ func (g *ProcessGroup) NewGroup(ctx context.Context, ranks []int, opts ...GroupO
 		return nil, fmt.Errorf("pg: %w", err)
 	}
 	s := groupSpec{desc: o.Description, ranks: ranks, backend: o.Backend, timeout: o.Timeout, prefixes: []string{g.now().key}, local: o.Local}
+	if !o.Local { // else only members compare their list
+		s.lists, s.compared = lists, compared
+	}
 	w.mu.Lock()
 	if o.Local {
 		if !slices.Contains(ranks, w.rank) {
@@ -542,8 +555,12 @@ func (g *ProcessGroup) NewSubgroupsByEnumeration(ctx context.Context, lists [][]
 	}
 	var mine *ProcessGroup
 	made := make([]*ProcessGroup, 0, len(lists))
-	for _, ranks := range lists {
-		sub, err := g.NewGroup(ctx, ranks, o...)
+	sorted := make([][]int, len(lists))
+	for i, ranks := range lists {
+		sorted[i] = slices.Sorted(slices.Values(ranks))
+	}
+	for i, ranks := range sorted {
+		sub, err := g.newListed(ctx, ranks, sorted, i > 0, option.Last(o))
 		if err != nil {
 			for _, sub := range made {
 				err = errors.Join(err, sub.Close())

@@ -64,7 +64,7 @@ func (g *epoch) tidy(s groupSpec) {
 	t.mu.Lock()
 	alone := w.size == 1 && len(t.written) == 0
 	t.mu.Unlock()
-	if !w.ours || alone {
+	if !w.ours || alone || s.compared && g.rank < 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), tidyLimit)
@@ -107,7 +107,7 @@ func (g *epoch) tidyNow(ctx context.Context, s groupSpec, isRoot bool) error {
 		}
 	}
 	count := w.size
-	if s.local {
+	if s.local || s.compared {
 		count = len(s.ranks)
 	}
 	if n, err := w.store.Add(ctx, metKey(s.key), 1); err != nil || n != int64(count) {
@@ -131,7 +131,7 @@ func (g *epoch) tidyNow(ctx context.Context, s groupSpec, isRoot bool) error {
 			keys = append(keys, string(key))
 		}
 	}
-	if w.compares && !isRoot {
+	if w.compares && !isRoot && !s.compared {
 		keys = append(keys, listKey(s.key))
 	}
 	if isRoot {

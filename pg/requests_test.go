@@ -13,12 +13,13 @@ import (
 	"github.com/c10d-go/c10d/store/tcp"
 )
 
-// TestRequestsOfASubgroup: they do not grow with the group that it is made from, and ranks outside a part make none.
+// TestRequestsOfASubgroup: they do not grow with the group that it is made from, nor with the number of groups that one call
+// makes, and ranks outside a part make none.
 func TestRequestsOfASubgroup(t *testing.T) {
 	const size, members = 24, 8
 	server := must.Get(tcp.Listen(t.Context(), "127.0.0.1:0"))
 	defer server.Close()
-	errs, made, split := make([]error, size), make([]int64, size), make([]int64, size)
+	errs, made, split, cut := make([]error, size), make([]int64, size), make([]int64, size), make([]int64, size)
 	part := make([]int, members)
 	for i := range part {
 		part[i] = i
@@ -34,19 +35,26 @@ func TestRequestsOfASubgroup(t *testing.T) {
 			must.Do(Wait(g.AllReduce(t.Context(), Slice([]float32{1}), backend.Sum())))
 			g.now().tidier.wait()
 			made[r] = n.Load()
-			must.Get(g.SplitRanks(t.Context(), [][]int{part}))
-			must.Do(g.Close())
+			x := must.Get(g.SplitRanks(t.Context(), [][]int{part}))
+			must.Do(x.Close())
 			split[r] = n.Load() - made[r]
+			sub := must.Get(g.NewSubgroups(t.Context(), 2))
+			must.Do(Wait(sub.AllReduce(t.Context(), Slice([]float32{1}), backend.Sum())))
+			must.Do(g.Close())
+			cut[r] = n.Load() - made[r] - split[r]
 		})
 	}
 	all.Wait()
 	require.NoError(t, errors.Join(errs...))
-	t.Log("requests of each rank to make the default group", made, "and the part", split)
+	t.Log("requests of each rank to make the default group", made, "the part", split, "and the sub-groups", cut)
 	for r, n := range split {
 		if r < members {
 			require.LessOrEqual(t, n, int64(12+2*members), "rank %d: one deletes the keys of all", r)
 		} else {
 			require.Zero(t, n, "rank %d", r)
+		}
+		if r > 1 { // one of all deletes the keys of the first sub-group
+			require.LessOrEqual(t, cut[r], int64(26), "rank %d: sub-groups", r)
 		}
 	}
 }

@@ -72,8 +72,7 @@ type Case struct {
 	Wire   Wire
 	Op     string // the operation of Lines, for the record
 	Lines  []script.Line
-	Hosts  []int // the host of each rank
-	Detail bool
+	Hosts  []int         // the host of each rank
 	Victim int           // rank, or the lower end of the link
 	Other  int           // the higher end
 	After  time.Duration // from the start of the script to the fault
@@ -129,11 +128,7 @@ func rank(r int) string    { return fmt.Sprintf("rank %d", r) }
 func link(a, b int) string { return fmt.Sprintf("link between %d and %d", min(a, b), max(a, b)) }
 
 func (c *Case) String() string {
-	s := fmt.Sprintf("%s, %s, %s, hosts %v", c.Fault, c.Wire, c.Op, c.Hosts)
-	if c.Detail {
-		s += ", DETAIL"
-	}
-	return fmt.Sprintf("%s: %s after %v", s, strings.Join(c.Culprits(), " or "), c.After.Round(time.Millisecond))
+	return fmt.Sprintf("%s, %s, %s, hosts %v: %s after %v", c.Fault, c.Wire, c.Op, c.Hosts, strings.Join(c.Culprits(), " or "), c.After.Round(time.Millisecond))
 }
 
 // Record is what became of a Case.

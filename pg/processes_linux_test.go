@@ -158,7 +158,9 @@ func (r *rankProcess) do(order string, a *answer) (err error) {
 // tidied returns when this rank has deleted its keys of groups that have been made.
 func (r *rankProcess) tidied() {
 	for _, g := range append(r.g.now().world.below(r.g), r.g) {
-		<-g.now().tidier.ended
+		if ended := g.now().tidier.ended; ended != nil {
+			<-ended
+		}
 	}
 }
 

@@ -50,6 +50,9 @@ func TestSuspects(t *testing.T) {
 	require.Empty(t, e.Suspects)
 	require.Equal(t, []int{6}, w.suspects)
 	require.EqualError(t, w.cause, work.ErrPeerDied.Error())
+	require.False(t, w.unsure)
+	told(&work.Error{Peer: 0, Err: work.ErrTimeout})
+	require.True(t, w.unsure, "rank 4 may have stopped")
 }
 
 // TestAMemberDiesAfterItsVote: it is in the view, and dies before it connects. The others do not wait for it.

@@ -69,6 +69,7 @@ type world struct {
 	cause    error // the first such error
 	failed   error // for Abort of the default group: the same, or why a group could not be made
 	link     bool  // a link was blamed
+	unsure   bool  // one of the suspects may live
 }
 
 // alone reports whether no PyTorch rank can take part.

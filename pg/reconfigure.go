@@ -39,7 +39,7 @@ func (e *EpochError) Unwrap() error { return e.Err }
 type ReconfigureOptions struct {
 	Min            int           // the least size of the new epoch; 0 or less means that of c10d run -elastic, or 1
 	Max            int           // the size up to which newcomers are taken in, 1 for none; 0 or less means that of c10d run -elastic, or all
-	SuspectTimeout time.Duration // for ranks that the fault names; 0 or less means 0.5 s
+	SuspectTimeout time.Duration // for ranks that the fault names; 0 or less means 0.5 s, or 0.1 s if they have died or left
 	Timeout        time.Duration // for all others, who learn of a fault at their next operation; 0 or less means a minute
 }
 
@@ -83,6 +83,10 @@ type announcement struct {
 
 // pendingLimit bounds Pending, because programs ask between two steps.
 const pendingLimit = 5 * time.Second
+
+// diedSettle is how long Reconfigure waits for ranks whose connections have ended. One that runs has lost all of them, and
+// votes at once.
+const diedSettle = 100 * time.Millisecond
 
 // linkLimit is how long ranks may take to connect after an operation that a broken link has ended.
 const linkLimit = 10 * time.Second
@@ -215,8 +219,13 @@ func (g *ProcessGroup) reconfigure(ctx context.Context, o ReconfigureOptions) (V
 	if e.world.link {
 		limit = min(limit, linkLimit)
 	}
+	settle := cfg.Settle
+	if settle <= 0 && !e.world.unsure {
+		cfg.Settle = diedSettle
+	}
 	e.world.faults.Unlock()
 	v, err := m.decide(ctx, cfg)
+	cfg.Settle = settle
 	var entered View
 	if err == nil {
 		entered, err = g.enter(ctx, m, cfg, v, limit)
@@ -540,12 +549,13 @@ func (g *epoch) suspect(err *work.Error) {
 	if err.Peer >= 0 && err.Peer < len(g.ranks) {
 		e.Suspects = []int{g.ranks[err.Peer]}
 	}
+	gone := len(e.Suspects) == 0 || errors.Is(err.Err, work.ErrPeerDied) || errors.Is(err.Err, work.ErrPeerLeft)
 	failed := error(err)
 	if root := w.root; root != nil && root.now() != nil && root.now().world == w {
 		failed = root.now().own(err)
 	}
 	w.faults.Lock()
-	w.link = w.link || errors.As(err.Err, new(*work.LinkError))
+	w.link, w.unsure = w.link || errors.As(err.Err, new(*work.LinkError)), w.unsure || !gone
 	if w.cause == nil {
 		w.cause = errors.New(err.Err.Error())
 	}

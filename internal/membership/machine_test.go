@@ -146,6 +146,34 @@ func TestOneSuspicionIsEnough(t *testing.T) {
 	})
 }
 
+// TestTheLongestSettleCounts: of the members that suspect somebody.
+func TestTheLongestSettleCounts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		settle [2]time.Duration
+		second []ID // whom member 1 suspects
+		want   time.Duration
+	}{
+		"the leader's":           {[2]time.Duration{3 * time.Second, time.Second}, []ID{2}, 3 * time.Second},
+		"the other's":            {[2]time.Duration{time.Second, 3 * time.Second}, []ID{2}, 3 * time.Second},
+		"who suspects nobody":    {[2]time.Duration{time.Second, 3 * time.Second}, nil, time.Second},
+		"who suspects the first": {[2]time.Duration{time.Second, 3 * time.Second}, []ID{0}, 3 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st, begun := store.NewHash(), time.Now()
+				views, errs := all(t, []ID{0, 1}, func(id ID) (View, error) {
+					return Decide(t.Context(), st, Config{Self: id, Base: First(3), Suspects: [][]ID{{2}, tc.second}[id], Settle: tc.settle[id]})
+				})
+				require.NoError(t, errors.Join(errs[0], errs[1]))
+				require.Equal(t, []ID{0, 1}, views[0].IDs)
+				require.Equal(t, tc.want, time.Since(begun))
+			})
+		})
+	}
+	m := NewMember(Config{Self: 0, Base: First(1), Suspects: []ID{0}})
+	require.Equal(t, Call{Op: Await, Keys: []string{"vote/1/0"}, Limit: DefaultBeat}, after(m, leads...), "a suspect waits for its own vote")
+}
+
 // TestTooLateForAShortEpoch: a member that was not there goes on to the next one.
 func TestTooLateForAShortEpoch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -30,7 +30,8 @@ type Config struct {
 	// count.
 	Min, Max int
 
-	// Settle is how long the leader waits for suspects; 0 means DefaultSettle.
+	// Settle is how long the leader waits for Suspects; 0 means DefaultSettle. The longest one of the members that suspect
+	// somebody counts.
 	Settle time.Duration
 
 	// Patience is how long the leader waits for members that nobody suspects, and until there are
@@ -200,7 +201,11 @@ func (m *Member) Result() (View, error) { return m.view, m.err }
 
 // ownVote is what this member writes.
 func (m *Member) ownVote() *vote {
-	return &vote{Done: m.cfg.Done, Suspects: m.cfg.Suspects, Cause: m.cfg.Cause, Lacks: m.cfg.Lacks, Min: m.cfg.Min, Max: m.cfg.Max}
+	v := &vote{Done: m.cfg.Done, Suspects: m.cfg.Suspects, Cause: m.cfg.Cause, Lacks: m.cfg.Lacks, Min: m.cfg.Min, Max: m.cfg.Max}
+	if len(v.Suspects) > 0 {
+		v.Settle = m.cfg.Settle
+	}
+	return v
 }
 
 // Vote returns the key of this member's vote and what it writes there.
@@ -414,11 +419,11 @@ func (m *Member) read(values []string) Call {
 // weigh returns a leader's next step.
 func (m *Member) weigh() Call {
 	suspects, severed, least, room := m.suspects(), m.severed(), m.cfg.Min, m.cfg.Max
-	present := -len(severed)
+	present, settle := -len(severed), m.ownVote().Settle
 	for _, b := range m.votes {
 		if b.vote != nil {
 			present++
-			least = max(least, b.vote.Min)
+			least, settle = max(least, b.vote.Min), max(settle, b.vote.Settle)
 			if b.vote.Max > 0 && (room <= 0 || b.vote.Max < room) {
 				room = b.vote.Max
 			}
@@ -431,8 +436,8 @@ func (m *Member) weigh() Call {
 	case late:
 	case len(expected) > 0:
 		return m.gather(expected, m.cfg.Patience-m.waited)
-	case len(suspected) > 0 && m.waited < m.cfg.Settle:
-		return m.gather(suspected, m.cfg.Settle-m.waited)
+	case len(suspected) > 0 && m.waited < settle:
+		return m.gather(suspected, settle-m.waited)
 	}
 	if m.stale { // a member may have died since it voted
 		m.stale, m.asked, m.step = false, m.voted(), rereading

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // ID is a member's number. It stays the same in all epochs.
@@ -111,12 +112,13 @@ func (e *ShortError) Unwrap() error { return ErrTooFew }
 
 // vote is what a member writes.
 type vote struct {
-	Done     uint64 `json:"done"`
-	Suspects []ID   `json:"suspects,omitempty"`
-	Cause    string `json:"cause,omitempty"`
-	Lacks    []ID   `json:"lacks,omitempty"`
-	Min      int    `json:"min,omitempty"`
-	Max      int    `json:"max,omitempty"`
+	Done     uint64        `json:"done"`
+	Suspects []ID          `json:"suspects,omitempty"`
+	Settle   time.Duration `json:"settle,omitempty"`
+	Cause    string        `json:"cause,omitempty"`
+	Lacks    []ID          `json:"lacks,omitempty"`
+	Min      int           `json:"min,omitempty"`
+	Max      int           `json:"max,omitempty"`
 }
 
 const (

@@ -64,13 +64,8 @@
 // says anything else is closed at once. A silent one is closed after 10 s, or earlier if
 // there are more than 1024. None of them costs the group anything.
 //
-// Two kinds of ranks have no proof: ranks of PyTorch up to 2.0, which say nothing, and those that say their rank.
-// All connections that may be such a rank get the announcements meant for it, which are messages without payload.
-// The connection from which a valid message of Gloo comes first is the rank, and the others are closed. So strangers
-// that are silent, or send something else, cost the group nothing. At most 16 connections are kept for a rank,
-// preferably those from the host where the rank listens.
-//
-// Gloo's wire cannot tell such a rank from a stranger that speaks Gloo. Nor can it tell a
-// rank that died before it sent anything: that counts as dead 5 s after all ranks have met.
+// Two kinds of ranks have no proof: ranks of PyTorch up to 2.0, which say nothing, and those that say their rank. The
+// first connection that may be such a rank is taken for it, as in PyTorch. So a stranger that comes before the rank, and
+// knows its port or number, keeps the group from being made. Gloo's wire could not tell the two apart later either.
 // It encrypts nothing. Use the native wire with TLS, or a network that keeps strangers out.
 package rendezvous

@@ -188,18 +188,10 @@ type peer struct {
 	known bool  // its value has been read
 	id    int64 // the number to say when connecting to it
 	lazy  bool  // it may connect late, and says its rank then
-
-	claims *candidates // its connection, if it cannot prove who it is
-	found  bool        // one of claims is the peer
 }
 
-// absent reports whether no connection is, or may be, the peer's.
-func (p *peer) absent() bool {
-	return p.stage != connected || p.claims != nil && !p.found && p.claims.empty()
-}
-
-// late reports whether the peer may still have to connect.
-func (p *peer) late() bool { return p.stage != connected || p.claims != nil && !p.found }
+// absent reports whether the peer is not connected.
+func (p *peer) absent() bool { return p.stage != connected }
 
 type stage int
 
@@ -602,50 +594,23 @@ func (m *meeting) rankOf(n int64) (rank int, proven bool) {
 	return -1, false
 }
 
-// claim lets conn claim to be rank i, without proof. The rank must have published an address by
-// which it is to connect, and no numbers. The listener, if not nil, is for this rank alone.
+// claim makes conn the connection with rank i, which proves nothing. The rank must have published an address by which it is
+// to connect, and no numbers. The listener, if not nil, is for this rank alone.
 func (m *meeting) claim(i int, conn net.Conn, l net.Listener) {
 	if !m.acceptor.known(conn, m.hasValue(i)) {
 		return
 	}
 	m.mu.Lock()
-	p := &m.peers[i]
-	first := p.claims == nil
-	if first && p.stage != awaited || l == nil && !p.lazy {
-		m.mu.Unlock()
-		conn.Close()
-		return
-	}
-	if first {
-		from := p.at.at.Addr().WithZone("")
-		p.claims = newCandidates(
-			func(c net.Conn) bool {
-				a, ok := c.RemoteAddr().(*net.TCPAddr)
-				return ok && a.AddrPort().Addr().Unmap().WithZone("") == from
-			},
-			func() bool { return l != nil && m.hasMet() },
-			func() {
-				m.mu.Lock()
-				m.peers[i].found = true
-				m.mu.Unlock()
-				if l != nil {
-					l.Close()
-				}
-				m.check()
-			})
-		p.stage = connected
-	}
-	claims := p.claims
+	may := m.peers[i].stage == awaited && (l != nil || m.peers[i].lazy)
 	m.mu.Unlock()
-	wire.LimitSilence(conn, m.cfg.Silence)
-	claims.add(conn)
-	if first && m.mesh.Attach(i, claims) != nil {
-		return
+	if !may {
+		conn.Close()
+	} else if m.attach(i, conn, awaited) && l != nil {
+		l.Close()
 	}
-	m.check()
 }
 
-// know reports whether rank i has published a usable address, which it looks up if
+// hasValue reports whether rank i has published a usable address, which it looks up if
 // it has not been read yet.
 func (m *meeting) hasValue(i int) bool {
 	m.mu.Lock()
@@ -666,15 +631,6 @@ func (m *meeting) hasValue(i int) bool {
 	}
 	_, err = m.readValue(i, b)
 	return err == nil
-}
-
-func (m *meeting) hasMet() bool {
-	select {
-	case <-m.met:
-		return true
-	default:
-		return false
-	}
 }
 
 // attach makes conn the connection with rank i, if the other side was to connect or nothing is
@@ -703,9 +659,9 @@ func (m *meeting) check() {
 	defer m.mu.Unlock()
 	missing, late := m.open, m.open
 	for i := range m.peers {
-		if p := &m.peers[i]; i != m.cfg.Rank && p.late() {
+		if p := &m.peers[i]; i != m.cfg.Rank && p.absent() {
 			late = true
-			missing = missing || p.absent() && !(p.lazy && p.stage != dialed && p.stage != unpublished)
+			missing = missing || !p.lazy || p.stage != awaited
 		}
 	}
 	if !late {
@@ -1013,7 +969,7 @@ func (m *meeting) result() transport.Mesh {
 	m.mu.Lock()
 	late := false
 	for i := range m.peers {
-		late = late || i != m.cfg.Rank && m.peers[i].late()
+		late = late || i != m.cfg.Rank && m.peers[i].absent()
 	}
 	m.mu.Unlock()
 	if late {

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -613,34 +612,6 @@ func TestLazyPeer(t *testing.T) {
 		require.NoError(t, await(t, r))
 		require.Equal(t, "ok", string(r.Buf))
 	})
-	t.Run("strangers claim to be the peer", func(t *testing.T) {
-		st := store.NewHash()
-		v := peerValue(2, listen(t, "127.0.0.9:0"))
-		v.ids = nil
-		set(t, st, "1", v.encode())
-		o := <-start(context.Background(), st, 2, g2, 0)
-		require.NoError(t, o.err)
-		defer o.mesh.Close()
-		at := published(t, st, 0, 2).at[0].at
-		garbage := introduce(t, at, 1)
-		must.Get(garbage.Write(bytes.Repeat([]byte("garbage!"), 100)))
-		ended(t, garbage)
-		silent := introduce(t, at, 1)
-		awaitHello(t, silent)
-		// The peer receives from any rank: it connects and says nothing, and is told
-		// of the message as all others are that may be it.
-		s := transport.NewRequest()
-		s.Peer, s.Slot, s.Buf = 1, 4, []byte("ok")
-		o.mesh.Send(s)
-		c := introduce(t, at, 1)
-		awaitHello(t, c)
-		require.Equal(t, words(48, 2, 4, 0, 2, 0), take(t, c, 48))
-		require.Equal(t, words(48, 2, 4, 0, 2, 0), take(t, silent, 48))
-		must.Get(c.Write(words(48, 3, 4, 0, 2, 0)))
-		require.Equal(t, append(words(50, 1, 4, 0, 2, 0), "ok"...), take(t, c, 50))
-		require.NoError(t, await(t, s))
-		closed(t, silent)
-	})
 	t.Run("the peer never connects", func(t *testing.T) {
 		st := store.NewHash()
 		v := peerValue(2, listen(t, "127.0.0.9:0"))
@@ -679,44 +650,6 @@ func ended(t *testing.T, c net.Conn) {
 func awaitHello(t *testing.T, c net.Conn) {
 	t.Helper()
 	require.Equal(t, words(48, 2, 0xC101<<48, 0, 4, 0), take(t, c, 48))
-}
-
-// Strangers at a listener that is for one peer, without numbers, cost the group
-// nothing either, whether they come before the peer or not.
-func TestStrangersWithoutNumbers(t *testing.T) {
-	const size = 3
-	g1 := func(c *Config) { G1.set(c) }
-	st := store.NewHash()
-	var ends []<-chan outcome
-	var knocks []net.Conn
-	knock := func(at netip.AddrPort, say string) {
-		c, err := net.Dial("tcp", at.String())
-		if err != nil {
-			return // the peer is known already, and nobody listens any more
-		}
-		t.Cleanup(func() { c.Close() })
-		io.WriteString(c, say)
-		knocks = append(knocks, c)
-	}
-	for r := range size {
-		ends = append(ends, start(context.Background(), st, size, g1, r))
-		for _, e := range published(t, st, r, size).at {
-			knock(e.at, strings.Repeat("garbage!", 100))
-			knock(e.at, "")
-		}
-	}
-	ms := make([]transport.Mesh, size)
-	for _, end := range ends {
-		o := <-end
-		require.NoError(t, o.err)
-		ms[o.rank] = o.mesh
-	}
-	defer closeAll(ms)
-	everyPair(t, ms)
-	require.NotEmpty(t, knocks)
-	for _, c := range knocks {
-		ended(t, c)
-	}
 }
 
 // slow is a store in which nobody finds out whether there is a key, until it is closed.
@@ -759,48 +692,6 @@ func TestStrangersAreLookedUp(t *testing.T) {
 	}
 }
 
-// A stranger at the listener for a peer that has not connected yet is not the peer.
-func TestStrangersBeforeThePeer(t *testing.T) {
-	t.Parallel()
-	for name, leave := range map[string]bool{"silent": false, "gone": true} {
-		t.Run(name, func(t *testing.T) {
-			st := store.NewHash()
-			peer := value{perRank: true, at: []endpoint{{listen(t, "127.0.0.9:0").Addr().(*net.TCPAddr).AddrPort(), noSeq}}}
-			set(t, st, "1", peer.encode())
-			out := start(context.Background(), st, 2, func(c *Config) { G1.set(c) }, 0)
-			at := published(t, st, 0, 2).at[0].at
-			stranger := must.Get(net.Dial("tcp", at.String()))
-			defer stranger.Close()
-			awaitHello(t, stranger)
-			if leave {
-				must.Get(stranger.Write(bytes.Repeat([]byte("garbage!"), 100)))
-				ended(t, stranger)
-			}
-			c, err := net.Dial("tcp", at.String())
-			require.NoError(t, err)
-			defer c.Close()
-			awaitHello(t, c)
-			o := <-out
-			require.NoError(t, o.err)
-			defer o.mesh.Close()
-			r := transport.NewRequest()
-			r.Peer, r.Slot, r.Buf = 1, 4, make([]byte, 2)
-			o.mesh.Recv(r)
-			require.Equal(t, words(48, 3, 4, 0, 2, 0), take(t, c, 48))
-			must.Get(c.Write(append(append(words(48, 2, 4, 0, 2, 0), words(50, 1, 4, 0, 2, 0)...), "ok"...)))
-			require.NoError(t, await(t, r))
-			require.Equal(t, "ok", string(r.Buf))
-			require.Eventually(t, func() bool {
-				c, err := net.Dial("tcp", at.String())
-				if err == nil {
-					c.Close()
-				}
-				return err != nil
-			}, patience, time.Millisecond, "nobody else is taken for the peer")
-		})
-	}
-}
-
 // A peer that says nothing and ends counts as gone, once all ranks have met.
 func TestASilentPeerDies(t *testing.T) {
 	t.Parallel()
@@ -820,42 +711,6 @@ func TestASilentPeerDies(t *testing.T) {
 	f := must.As[*transport.Fault](t, await(t, r))
 	require.Equal(t, transport.FaultPeerDied, f.Kind)
 	require.Equal(t, 1, f.Rank)
-}
-
-// As many connections as one likes may claim to be a peer: those from where it
-// listens stay.
-func TestManyCandidates(t *testing.T) {
-	here := netip.MustParseAddr("127.0.0.1")
-	found := make(chan struct{})
-	c := newCandidates(
-		func(c net.Conn) bool { return c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr() == here },
-		func() bool { return true }, func() { close(found) })
-	l := listen(t, "127.0.0.1:0")
-	dial := func(from string) net.Conn {
-		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
-		conn := must.Get(d.Dial("tcp", l.Addr().String()))
-		t.Cleanup(func() { conn.Close() })
-		accepted := must.Get(l.Accept())
-		c.add(accepted)
-		return conn
-	}
-	must.Get(c.Write(words(48, 2, 0xC101<<48, 0, 4, 0)))
-	peer := dial("127.0.0.1")
-	awaitHello(t, peer)
-	first := dial("127.0.0.5")
-	awaitHello(t, first)
-	for range 3 * maxCandidates {
-		awaitHello(t, dial("127.0.0.5"))
-	}
-	closed(t, first)
-	must.Get(peer.Write(words(48, 2, 4, 0, 2, 0)))
-	<-found
-	closed(t, dial("127.0.0.1"))
-	b := make([]byte, 48)
-	must.Get(io.ReadFull(c, b))
-	require.Equal(t, words(48, 2, 4, 0, 2, 0), b)
-	require.NoError(t, c.Close())
-	closed(t, peer)
 }
 
 // Neither a group that met nor one that did not leaves a descriptor open.

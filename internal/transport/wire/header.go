@@ -10,22 +10,6 @@ import (
 
 const headerLen = 48
 
-// HeaderLen is the length of a message without payload.
-const HeaderLen = headerLen
-
-// CheckFirst returns why the HeaderLen bytes of b are not the first that a rank sends. It sends
-// HELLO or an announcement first, because payloads are sent only on request.
-func CheckFirst(b []byte) error {
-	h, err := parseHeader(b)
-	if err == nil && h.opcode == opData {
-		err = fmt.Errorf("wire: DATA of %d bytes without a RECV_READY", h.length)
-	}
-	if err == nil && isControl(h.slot) && controlCode(h.slot) != ctlHello {
-		err = fmt.Errorf("wire: control message %d before HELLO", controlCode(h.slot))
-	}
-	return err
-}
-
 const (
 	opSendBuffer = 0
 	opData       = 1

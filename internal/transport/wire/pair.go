@@ -58,9 +58,8 @@ type pair struct {
 	foreign bool   // the first was no HELLO: the peer is not of this library
 	words   []byte // of the WORDS that came
 	links   [6]uint64
-	linked  int      // of links
-	socket  net.Conn // the connection itself, where conn stands for it and it is known
-	writing bool     // the writer has DATA of a request
+	linked  int  // of links
+	writing bool // the writer has DATA of a request
 
 	filling atomic.Bool   // the reader reads into the buffer of a request
 	got     atomic.Uint64 // bytes of messages that were read
@@ -84,10 +83,6 @@ func (it item) hasRequest() bool { return it.req != nil }
 func notification(opcode uint64, r *transport.Request) item {
 	return item{h: header{nbytes: headerLen, opcode: opcode, slot: r.Slot, length: uint64(r.Len())}}
 }
-
-// chooser is a connection that stands for another one. Chosen returns the other one, to which
-// the pair writes directly, or nil while it is not known.
-type chooser interface{ Chosen() net.Conn }
 
 func newPair(m *Mesh) *pair {
 	return &pair{
@@ -244,10 +239,10 @@ func (p *pair) Waits() bool {
 
 // Conns implements mesh.Link.
 func (p *pair) Conns() []net.Conn {
-	if p.socket == nil {
+	if p.conn == nil {
 		return nil
 	}
-	return []net.Conn{p.socket}
+	return []net.Conn{p.conn}
 }
 
 // EndRequests implements mesh.Link.
@@ -393,10 +388,9 @@ func (p *pair) transmit(batch []item) (int, error) {
 // goroutine may not have had the CPU.
 func (p *pair) flush() error {
 	p.rest = p.buffers
-	to := p.carrier()
 	var last mesh.LastWrites
 	for {
-		_, err := p.rest.WriteTo(to)
+		_, err := p.rest.WriteTo(p.conn)
 		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || !p.m.MoreTime(p.conn, &last) {
 			return err
 		}
@@ -456,7 +450,7 @@ func (p *pair) lost(err error) {
 	case errors.Is(err, errBye):
 		f = p.Fault(transport.FaultPeerLeft, nil)
 	default:
-		err = fmt.Errorf("wire: connection with rank %d at %v: %w", p.Rank, p.conn.RemoteAddr(), mesh.EndOf(p.carrier(), err))
+		err = fmt.Errorf("wire: connection with rank %d at %v: %w", p.Rank, p.conn.RemoteAddr(), mesh.EndOf(p.conn, err))
 		if p.Unsure(err) {
 			p.Doubt(err)
 			return
@@ -534,22 +528,10 @@ func (p *pair) receive() error {
 	}
 }
 
-// carrier returns the connection that p.conn stands for, p.conn if it is none of the kind.
-func (p *pair) carrier() net.Conn {
-	if c, ok := p.conn.(chooser); ok {
-		if conn := c.Chosen(); conn != nil {
-			return conn
-		}
-	}
-	return p.conn
-}
-
 // recognise notes what the peer is, from its first message.
 func (p *pair) recognise() {
-	socket := p.carrier()
 	p.m.Mu.Lock()
 	defer p.m.Mu.Unlock()
-	p.socket = socket
 	p.known, p.foreign = true, !p.Native
 	p.m.Changed()
 }

@@ -93,25 +93,6 @@ func state(m *Mesh) (slots, notices int) {
 	return slots + m.AnySlots(), notices
 }
 
-// TestCheckFirst: a rank begins with HELLO or an announcement.
-func TestCheckFirst(t *testing.T) {
-	announcement := header{nbytes: headerLen, opcode: opSendReady, slot: 7, length: 4}
-	for name, c := range map[string]struct {
-		h  header
-		ok bool
-	}{
-		"HELLO": {control(ctlHello), true}, "announcement": {announcement, true},
-		"BYE": {control(ctlBye), false}, "ABORT": {control(ctlAbort), false}, "PING": {control(ctlPing), false},
-		"DATA": {header{nbytes: headerLen + 4, opcode: opData, slot: 7, length: 4}, false},
-	} {
-		var b [headerLen]byte
-		c.h.put(b[:])
-		if err := CheckFirst(b[:]); (err == nil) != c.ok {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
 // TestGrows: a receive with Grows takes memory for what has come, not for what was announced.
 func TestGrows(t *testing.T) {
 	grows := func(m *Mesh, n int) *transport.Request {

@@ -36,12 +36,11 @@ const ClustersWork = "clusters"
 
 const clustersPriority = 100
 
-// The environment variables of gloo.Options.Host, Cluster, LinkSpeed and Plans.
+// The environment variables of gloo.Options.Host, Cluster and LinkSpeed.
 const (
 	hostVariable    = "C10D_HOST"
 	clusterVariable = "C10D_CLUSTER"
 	speedVariable   = "C10D_LINK_SPEED"
-	plansVariable   = "C10D_PLANS"
 )
 
 // clusters returns the clusters that the group's collectives go through, nil if they do not go through several. A group
@@ -133,9 +132,8 @@ func (b *Backend) meetClusters(ctx context.Context, o backend.Options, t *choice
 	if why != nil {
 		return nil
 	}
-	plans := cmp.Or(inner.Plans, os.Getenv(plansVariable))
 	divide := func(l *cluster.Layout, inside backend.Backend) {
-		k := clusterway.New(g, l, network, inside, b.options.Chunk, plans)
+		k := clusterway.New(g, l, network, inside, b.options.Chunk)
 		k.Form, k.KernelsOnly = formInside(t, k.Ranks()), one
 		b.divided.Store(k)
 	}

@@ -62,7 +62,7 @@ func connect(ctx context.Context, o backend.Options, set settings) (*connection,
 		}
 	}
 	c := &connection{rank: o.Rank, size: o.Size}
-	c.AllReduce, c.Plans, c.Workers = set.AllReduce, set.Plans, set.Workers
+	c.AllReduce, c.Workers = set.AllReduce, set.Workers
 	for i := range set.Interfaces {
 		m, err := join(ctx, o, i)
 		if err != nil {

@@ -103,11 +103,6 @@ type Tuning struct {
 	// environment variable C10D_TABLE; if that is empty too, the table in the library.
 	Table string
 
-	// Plans is a directory for the plans of collectives of several clusters. A rank takes a plan from its
-	// file there, and writes a file for each plan that it makes. Empty means the
-	// environment variable C10D_PLANS; if that is empty too, none.
-	Plans string
-
 	// LinkSpeed is how fast this rank reaches other clusters, in Mbit/s. A rank with twice the
 	// speed carries twice as much of its cluster's traffic. 0 means the environment variable
 	// C10D_LINK_SPEED. Without that, the system is asked for the speed of the first of Interfaces.
@@ -218,7 +213,6 @@ func (o Options) table() (*choice.Table, error) {
 const (
 	hostVariable    = "C10D_HOST"
 	clusterVariable = "C10D_CLUSTER"
-	plansVariable   = "C10D_PLANS"
 	speedVariable   = "C10D_LINK_SPEED"
 )
 
@@ -295,7 +289,6 @@ func (o Options) settings(group backend.Options) (settings, error) {
 		return set, err
 	}
 	set.Cluster = cmp.Or(o.Cluster, os.Getenv(clusterVariable))
-	set.Plans = cmp.Or(o.Plans, os.Getenv(plansVariable))
 	if set.LinkSpeed, err = o.linkSpeed(set.Interfaces[0]); err != nil {
 		return set, err
 	}

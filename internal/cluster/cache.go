@@ -3,21 +3,18 @@ package cluster
 import (
 	"encoding/binary"
 	"sync"
-	"sync/atomic"
 
 	"github.com/c10d-go/c10d/internal/plan"
 )
 
 // Cache keeps the plans of one rank. It may be used from many goroutines.
 type Cache struct {
-	l      *Layout
-	dir    string // of files with plans; empty means none
-	mu     sync.Mutex
-	plans  map[key]*Plan
-	parts  int // in all plans
-	last   key // of the plan that was asked for last
-	same   *Plan
-	solved atomic.Int64
+	l     *Layout
+	mu    sync.Mutex
+	plans map[key]*Plan
+	parts int // in all plans
+	last  key // of the plan that was asked for last
+	same  *Plan
 }
 
 // key has everything that a plan of a rank depends on.
@@ -40,9 +37,8 @@ const (
 	maxParts = 1 << 18
 )
 
-// NewCache returns an empty cache for plans of a layout. With a directory it takes a plan from a file there, and writes
-// one for each plan that it makes. Other ranks, groups and processes may use the same directory.
-func NewCache(l *Layout, dir string) *Cache { return &Cache{l: l, dir: dir} }
+// NewCache returns an empty cache for plans of a layout.
+func NewCache(l *Layout) *Cache { return &Cache{l: l} }
 
 // Plan returns the plan of a call.
 func (c *Cache) Plan(x Call) (*Plan, error) {
@@ -56,7 +52,7 @@ func (c *Cache) Plan(x Call) (*Plan, error) {
 		c.last, c.same = k, p
 		return p, nil
 	}
-	p, err := c.get(x, k)
+	p, err := c.l.Plan(x)
 	if err != nil {
 		return nil, err
 	}
@@ -71,9 +67,6 @@ func (c *Cache) Plan(x Call) (*Plan, error) {
 	c.parts += n
 	return p, nil
 }
-
-// Solved returns how many plans have been made.
-func (c *Cache) Solved() int64 { return c.solved.Load() }
 
 func lengths(x Call) string {
 	if x.Counts == nil && x.Send == nil {

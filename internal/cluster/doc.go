@@ -6,9 +6,8 @@
 //	l := cluster.New([]int{0, 0, 1, 1, 1}, nil)
 //	p, err := l.Plan(cluster.Call{Op: plan.OpAllReduce, Rank: 0, Bytes: 1 << 24, Elem: 4, Chunk: 2 << 20})
 //
-// The planner is pure, as package plan is. Plans can be printed, written to files, and run on plain
-// slices. A [Cache] can keep them in a directory. Package gloo runs them on CPU tensors, package
-// clusterway on devices.
+// The planner is pure, as package plan is. Plans can be printed, and run on plain slices. A [Cache] keeps them. Package gloo
+// runs them on CPU tensors, package clusterway on devices.
 //
 // # Clusters
 //

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/c10d-go/c10d/internal/plan"
@@ -15,6 +16,19 @@ const (
 	Between              // among ranks of different clusters
 	After                // inside a cluster
 )
+
+// String returns the stage's name.
+func (s Stage) String() string {
+	switch s {
+	case Before:
+		return "inside, before"
+	case Between:
+		return "between clusters"
+	case After:
+		return "inside, after"
+	}
+	return fmt.Sprintf("stage %d", uint8(s))
+}
 
 // Step is one step of a plan.
 //

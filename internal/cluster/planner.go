@@ -39,7 +39,7 @@ type Call struct {
 
 	// Around cuts an all-reduce into a block for each rank, which begins at that rank and goes around the ring of all
 	// ranks: plan.AllReduceAround. All blocks are under way together. It is for layouts of clusters with one rank each.
-	Around bool `json:",omitempty"`
+	Around bool
 
 	// Apart says that steps inside never keep this rank's messages of other steps back: whoever runs them does
 	// not run the steps between clusters. Then chunks end in the order in which they begin. Otherwise all

@@ -45,11 +45,11 @@ type Group struct {
 	refused error // with KernelsOnly, why some cluster of several ranks has none
 }
 
-// New returns the group of a rank. Plans is the directory of its plans' files; empty means none.
-func New(b *group.Engine, l *cluster.Layout, n netstage.Backend, inside backend.Backend, chunk int, plans string) *Group {
+// New returns the group of a rank.
+func New(b *group.Engine, l *cluster.Layout, n netstage.Backend, inside backend.Backend, chunk int) *Group {
 	members := l.Members(l.Cluster(b.Rank))
 	return &Group{
-		B: b, Layout: l, Network: n, Inside: inside, Chunk: chunk, plans: cluster.NewCache(l, plans),
+		B: b, Layout: l, Network: n, Inside: inside, Chunk: chunk, plans: cluster.NewCache(l),
 		kernels: &directway.Group{B: b, Members: members},
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -65,30 +63,6 @@ func TestF22OneHostPlaysSeveral(t *testing.T) {
 	t.Setenv("C10D_LINK_SPEED", "fast")
 	_, errs := connectWith(t, run.GroupTimeout, gloo.Options{Wire: gloo.WireNative})
 	require.ErrorContains(t, errs[0], `environment variable C10D_LINK_SPEED is "fast"`)
-}
-
-// TestF28Plans: ranks with a directory of plans write one file each for a call, and later groups take their plans from
-// there. A damaged file fails the call.
-func TestF28Plans(t *testing.T) {
-	dir := t.TempDir()
-	t.Setenv("C10D_PLANS", dir)
-	run := func() (errs []error) {
-		bs := clustered(t, 2, 1)
-		errs = make([]error, len(bs))
-		onAll(t, bs, func(r int, b *gloo.Backend) {
-			x := numbers(t, r, 1, 5000)
-			if errs[r] = wait(b.AllReduce(context.Background(), list(x), backend.AllReduceOptions{})); errs[r] != nil {
-				b.Abort(errs[r])
-			}
-		})
-		return errs
-	}
-	require.NoError(t, errors.Join(run()...))
-	files := must.Get(filepath.Glob(filepath.Join(dir, "all_reduce-20000-rank?-*.plan")))
-	require.Len(t, files, 3)
-	require.NoError(t, errors.Join(run()...))
-	require.NoError(t, os.WriteFile(files[1], must.Get(os.ReadFile(files[1]))[1:], 0o644))
-	require.ErrorContains(t, run()[1], files[1]+": cluster: the plan is damaged")
 }
 
 // TestF26StagesOverlap: while a rank is in a step inside its cluster, the messages of an earlier chunk

@@ -28,7 +28,6 @@ type Connections struct {
 	RankOrder bool // sums add in rank order
 
 	AllReduce string // the algorithm of dense all_reduces, "" for the route's
-	Plans     string // directory of plans' files; "" means none
 	Workers   int    // how many collectives run at a time, where they need not run in turn; 0 means two for each mesh
 }
 

@@ -24,7 +24,7 @@ type clusters struct {
 }
 
 func newClusters(s *session) *clusters {
-	c := &clusters{layout: s.Clusters, plans: cluster.NewCache(s.Clusters, s.Plans), local: s.Memory, rank: s.rank, members: s.members}
+	c := &clusters{layout: s.Clusters, plans: cluster.NewCache(s.Clusters), local: s.Memory, rank: s.rank, members: s.members}
 	c.number, c.place = c.layout.Cluster(s.rank), c.layout.Place(s.rank)
 	return c
 }

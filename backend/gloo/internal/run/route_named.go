@@ -40,7 +40,7 @@ func newNamed(s *session, name string, other route) (*namedRoute, error) {
 		for r := range numbers {
 			numbers[r] = r
 		}
-		n.around = cluster.NewCache(cluster.New(numbers, nil), "")
+		n.around = cluster.NewCache(cluster.New(numbers, nil))
 		return n, nil
 	}
 	var err error

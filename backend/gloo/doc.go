@@ -73,7 +73,7 @@
 // all ranks and adds them in rank order, as in PyTorch. On the native wire the ranks first exchange a description of
 // their tensors. If two do not match, every rank returns an error that names the same rank, and no
 // tensor has changed. A rank allocates at most 256 MiB for data that peers announce, on every wire. Beyond that, memory
-// grows with the data that has arrived. BenchmarkEmbedding measures it.
+// grows with the data that has arrived.
 //
 // # Copies
 //

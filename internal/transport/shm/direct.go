@@ -57,7 +57,7 @@ func defaultReads(ranks int, ownCPUs, fast bool) ReadLimits {
 	return ReadLimits{AllGather: never, AllToAll: 512 << 10, Scatter: 4 << 20}
 }
 
-// defaultMapped returns the sizes from which BenchmarkCopies found memory of Alloc to be faster
+// defaultMapped returns the sizes from which c10d bench -alloc found memory of Alloc to be faster
 // than staging. It needs one or two more rounds of waiting.
 func defaultMapped(ranks int, ownCPUs, fast bool) Limits {
 	l := uniform(never)
@@ -655,7 +655,7 @@ func (g *Group) waitAllDone() error {
 }
 
 // defaultTile is how much of each operand a rank has in cache at a time. Two ranks are a few
-// percent slower with 64 and with 512 KiB (BenchmarkCopies).
+// percent slower with 64 and with 512 KiB.
 const defaultTile = 128 << 10
 
 // reduceExposed reduces, in the order of the ranks, what all expose from offset off on. own is

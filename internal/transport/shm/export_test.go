@@ -35,16 +35,6 @@ func (o Options) Tile(n int) Options {
 	return o
 }
 
-// SetFrom is From for a group that runs no operation. All ranks do it.
-func (g *Group) SetFrom(n int64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.whyStaged == "" {
-		g.reads = ReadLimits{n, n, n}
-		g.setEarly()
-	}
-}
-
 // SetMapped sets from how many bytes on memory of Alloc is exposed, for a group that runs no
 // operation. All ranks call it.
 func (g *Group) SetMapped(n int64) {

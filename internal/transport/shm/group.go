@@ -69,7 +69,7 @@ type Options struct {
 func (o Options) piece(ranks int) int {
 	n := o.Piece
 	if n == 0 {
-		n = 256 << 10 // 64 KiB is slower from 1 MiB up (BenchmarkProcesses), 128 and 512 KiB are the same
+		n = 256 << 10 // 64 KiB is slower from 1 MiB up, 128 and 512 KiB are the same
 	}
 	return min(max(n, ranks*minShare), maxPiece) &^ (line - 1)
 }
@@ -77,7 +77,7 @@ func (o Options) piece(ranks int) int {
 func (o Options) oneShot(ranks int) int {
 	n := o.OneShot
 	if n == 0 {
-		// BenchmarkProcesses: two ranks on two CPUs take as long either way from 16 to 64 KiB.
+		// Two ranks on two CPUs take as long either way from 16 to 64 KiB.
 		// Four take 22 us instead of 32 at 32 KiB, because they wait once and not twice. But
 		// each rank's work grows with the number of ranks.
 		n = 32 << 10

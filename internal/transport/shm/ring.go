@@ -39,7 +39,7 @@ const (
 )
 
 const (
-	// BenchmarkProcesses, sendrecv of 1 MiB: 70 us with 512 KiB, 123 us with 64 KiB.
+	// A send_recv of 1 MiB takes 70 us with 512 KiB, 123 us with 64 KiB.
 	minRing = 64 << 10
 	maxRing = 512 << 10
 

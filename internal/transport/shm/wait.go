@@ -18,8 +18,8 @@ const (
 	spinFor = 5 * time.Microsecond
 
 	// yieldFor is how long a rank then yields its CPU before it sleeps. With more ranks than
-	// CPUs, this lets the other ranks run: a barrier of 4 ranks on 2 CPUs takes 6 us
-	// (BenchmarkProcesses). It took 460 us when they polled for 200 us first.
+	// CPUs, this lets the other ranks run: a barrier of 4 ranks on 2 CPUs takes 6 us.
+	// It took 460 us when they polled for 200 us first.
 	yieldFor = 200 * time.Microsecond
 
 	// A sleeping rank is woken by the rank that publishes. It also wakes up after these times,

@@ -9,7 +9,7 @@ import (
 
 const (
 	// pollFor is how long a waiting goroutine polls where each rank has a CPU. It is several
-	// times what a message to a sleeping receiver takes (BenchmarkPingPong of 4 bytes, both
+	// times what a message to a sleeping receiver takes (4 bytes, both
 	// ways: 25 us asleep, 9 us polling). With 20 us, two ranks that had missed each other once
 	// kept doing so: all-reduces of 64 KiB took 22 us in some runs and 130 us in others.
 	pollFor = 100 * time.Microsecond

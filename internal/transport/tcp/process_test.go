@@ -9,10 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,15 +32,12 @@ type order struct {
 	Addrs []string
 	Bytes int
 	Times int
-	Depth int // messages under way, 2 if 0
 
 	Patience time.Duration // for the ranks to join, patience if 0
 }
 
 type report struct {
-	Seconds float64 // from the first byte to the last word of all
-	P50     float64 // seconds from one message's end to the next one's
-	Error   string
+	Error string
 }
 
 func init() {
@@ -73,75 +68,48 @@ func processMain(rank int, in io.Reader, out io.Writer) (err error) {
 	}
 	defer m.Close()
 	for ; err == nil; err = orders.Decode(&o) {
-		r := must.Get(exchange(m, rank, m.Size(), o))
-		must.Do(json.NewEncoder(out).Encode(r))
+		must.Do(exchange(m, rank, m.Size(), o))
+		must.Do(json.NewEncoder(out).Encode(report{}))
 		o = order{}
 	}
 	return nil
 }
 
-func exchange(m *Mesh, rank, size int, o order) (report, error) {
+func exchange(m *Mesh, rank, size int, o order) error {
 	to, from := (rank+1)%size, (rank+size-1)%size
 	fill := func(b []byte, rank, i int) {
 		for j := range b {
 			b[j] = byte(j>>3 + 31*rank + i)
 		}
 	}
-	depth := o.Depth
-	if depth == 0 {
-		depth = 2
-	}
+	const depth = 2 // messages under way
 	sends, recvs := make([]*transport.Request, depth), make([]*transport.Request, depth)
 	for i := range depth {
 		sends[i], recvs[i] = req(to, 1, make([]byte, o.Bytes)), req(from, 1, make([]byte, o.Bytes))
 		fill(sends[i].Buf, rank, i)
 		clear(recvs[i].Buf) // so that its memory is there
 	}
-	laps := make([]time.Duration, 0, o.Times)
-	// A word goes round first, for ranks are not ready at the same time, and one after
-	// the last message, so that the time includes the arrival of all.
-	s, r := req(to, 2, []byte{1}), req(from, 2, make([]byte, 1))
-	word := func() error {
-		m.Recv(r)
-		m.Send(s)
-		<-s.Done()
-		<-r.Done()
-		return errors.Join(r.Err(), s.Err())
-	}
-	if err := word(); err != nil {
-		return report{}, err
-	}
-	begun := time.Now()
-	last := begun
 	for i := range o.Times + depth {
 		s, r := sends[i%depth], recvs[i%depth]
 		if i >= depth {
 			<-r.Done()
 			<-s.Done()
 			if err := errors.Join(r.Err(), s.Err()); err != nil {
-				return report{}, err
+				return err
 			}
-			now := time.Now()
-			laps = append(laps, now.Sub(last))
-			last = now
 		}
 		if i < o.Times {
 			m.Recv(r)
 			m.Send(s)
 		}
 	}
-	if err := word(); err != nil {
-		return report{}, err
-	}
-	seconds := time.Since(begun).Seconds()
 	want := make([]byte, o.Bytes)
 	for i := range min(depth, o.Times) {
 		if fill(want, from, i); !bytes.Equal(want, recvs[i].Buf) {
-			return report{}, fmt.Errorf("a message from rank %d is another", from)
+			return fmt.Errorf("a message from rank %d is another", from)
 		}
 	}
-	slices.Sort(laps)
-	return report{Seconds: seconds, P50: laps[len(laps)/2].Seconds()}, nil
+	return nil
 }
 
 type processes struct {
@@ -191,8 +159,8 @@ func (ps *processes) stop() {
 	}
 }
 
-// run gives all ranks an order and returns the longest times.
-func (ps *processes) run(t testing.TB, o order) report {
+// run gives all ranks an order, and waits until they have carried it out.
+func (ps *processes) run(t testing.TB, o order) {
 	var wg sync.WaitGroup
 	reports := make([]report, len(ps.ranks))
 	errs := make([]error, len(ps.ranks))
@@ -208,13 +176,10 @@ func (ps *processes) run(t testing.TB, o order) report {
 		})
 	}
 	wg.Wait()
-	var longest report
 	for i, r := range reports {
 		require.NoError(t, errs[i], "rank %d", i)
 		require.Empty(t, r.Error, "rank %d", i)
-		longest = report{Seconds: max(longest.Seconds, r.Seconds), P50: max(longest.P50, r.P50)}
 	}
-	return longest
 }
 
 // A process that is killed is noticed by the others at once, by name.
@@ -230,27 +195,5 @@ func TestProcessIsKilled(t *testing.T) {
 		var got report
 		require.NoError(t, json.Unmarshal(line, &got))
 		require.Contains(t, got.Error, "rank 2 died", "rank %d", i)
-	}
-}
-
-// BenchmarkProcesses measures an exchange of messages between neighbours of a ring, each in a
-// process of its own: the best median of all runs.
-func BenchmarkProcesses(b *testing.B) {
-	for _, size := range []int{2, 4} {
-		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			ps := startProcesses(b, make([][]string, size))
-			defer ps.stop()
-			for _, n := range []int{4, 1 << 10, 32 << 10, 64 << 10, 512 << 10, 8 << 20, 32 << 20} {
-				b.Run(fmt.Sprint(n), func(b *testing.B) {
-					ps.run(b, order{Bytes: n, Times: 3, Depth: 1})
-					p50 := math.Inf(1)
-					for b.Loop() {
-						p50 = min(p50, ps.run(b, order{Bytes: n, Times: max(5, min(3000, (64<<20)/n)), Depth: 1}).P50)
-					}
-					b.ReportMetric(p50*1e6, "us-p50")
-					b.ReportMetric(0, "ns/op")
-				})
-			}
-		})
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 // sparseWork is the all-reduce of sparse CPU tensors: every rank gets all entries, and adds them in rank order.
 // In another form each rank added a range of coordinates and spread the sums. That took 0.74 times the CPU time at
-// best (BenchmarkEmbedding, 4 ranks), which is not worth a second form.
+// best (4 ranks), which is not worth a second form.
 type sparseWork struct {
 	host *host
 	ts   []*tensor.Tensor

@@ -38,7 +38,7 @@ NESTED = $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod))
 # Nested modules that make lint covers, because they depend on little but the core.
 OWN = weights examples/torch/serve tools interop interop/judge
 
-.PHONY: help demo build test nightly race arm64 386 nested gpu gorgonia pictures release-check kernels lint fuzz bench bench-peers cover interop judge
+.PHONY: help demo build test nightly race arm64 386 nested gpu gorgonia figures pictures release-check kernels lint fuzz bench bench-peers cover interop judge
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -126,6 +126,9 @@ gorgonia: ## compile the driver on gorgonia.org/cu and its tests, run its exampl
 	LD_LIBRARY_PATH=$(STUB)/fake bin/gorgonia-allreduce
 	LD_LIBRARY_PATH=$(STUB)/fake bin/gorgonia.test -test.run '^Test(Queues|LaunchParameters|OtherContext)$$'
 
+figures: ## write the figures of README.md and docs from docs/benchmarks/*.jsonl
+	$(GO) run -C tools ./figures
+
 pictures: ## docs/debug.png, the page of a job with a late rank, by Debian's chromium; bin/pictures has its other forms
 	@mkdir -p bin/pictures
 	cd trace/debug/browser && C10D_TEST_PICTURES=$(CURDIR)/bin/pictures $(GO) test -count 1 -run TestStuckRank .
@@ -144,6 +147,7 @@ lint: ## format, vet, staticcheck, other platforms, rules of the tree
 	$(GO) run $(STATICCHECK) ./...
 	@set -e; for dir in $(OWN); do echo "tidy, vet and staticcheck in $$dir"; \
 	  (cd $$dir && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...); done
+	$(GO) test -C tools -count 1 ./figures
 	$(GO) test -count 1 ./internal/rules
 	$(GO) run ./internal/typecheck $(TYPECHECKED)
 	cd weights && $(GO) run $(CURDIR)/internal/typecheck $(TYPECHECKED)

@@ -4,6 +4,7 @@
   timeline.py FILE... > docs/benchmarks/timeline-CASE.jsonl
 
 Ranks are in the order of their devices. The step is one with an exchange of gradients whose length is the median.
+"make figures" draws the records.
 """
 import json
 import sys

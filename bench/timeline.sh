@@ -4,7 +4,8 @@
 #   bench/timeline.sh
 #   CASE=2048x9 bench/timeline.sh
 #
-# The records are OUT/CASE.jsonl, without slashes in CASE: a step of each rank, of median length. CASE and the
+# The records are OUT/CASE.jsonl, without slashes in CASE: a step of each rank, of median length. "make figures" draws those of
+# docs/benchmarks. CASE and the
 # variables C10D, DDP, WORLD and GO are as in bench/step.sh. It needs a C compiler and CUPTI, which is part of the
 # CUDA toolkit in the directory CUDA.
 set -eu

@@ -187,7 +187,7 @@ var layers = []layer{
 	// What only developers run is in modules of its own.
 	{"interop", append([]string{"internal/freeport", "internal/script"}, public...)},
 	{"tools/...", append([]string{
-		"tools/internal/...", "internal/freeport", "internal/netns", "internal/script",
+		"tools/internal/...", "internal/bytesize", "internal/choice", "internal/freeport", "internal/netns", "internal/plan", "internal/script",
 	}, public...)},
 
 	{"docs", nil},

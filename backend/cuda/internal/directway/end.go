@@ -45,6 +45,11 @@ func (d *Group) begin(c *Call) {
 	if c.q.calls = append(c.q.calls, c); len(c.q.calls) == 1 {
 		d.busy = append(d.busy, c.q)
 	}
+	d.keepWatch()
+}
+
+// keepWatch starts the timer, or has it look soon. The caller holds d.mu.
+func (d *Group) keepWatch() {
 	d.pause = shortWatch
 	if d.watching || d.closed {
 		return
@@ -162,7 +167,7 @@ func (d *Group) look() {
 	d.check()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed || !slices.ContainsFunc(d.open(), func(c *Call) bool { return !c.ended }) {
+	if d.closed || !d.graphs.made && !slices.ContainsFunc(d.open(), func(c *Call) bool { return !c.ended }) {
 		d.watching = false
 		return
 	}
@@ -175,6 +180,7 @@ func (d *Group) look() {
 func (d *Group) check() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.checkGraphs()
 	d.sweepAll()
 	if len(d.busy) == 0 {
 		return

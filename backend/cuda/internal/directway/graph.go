@@ -3,7 +3,6 @@ package directway
 import (
 	"cmp"
 	"fmt"
-	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 )
@@ -13,39 +12,28 @@ import (
 // follow each other in any order that is the same on all ranks. The host does nothing for a replay. It does
 // not know of one either, so a replay has no time of its own. A timer looks whether the group has failed.
 
-// graphs is what captured calls leave. Guarded by the engine's Calls, the timer by Group.mu.
+// graphs is what captured calls leave.
 type graphs struct {
-	held  []driver.Memory // which graphs use until the group closes
-	watch *time.Timer
+	held []driver.Memory // which graphs use until the group closes; guarded by the engine's Calls
+	made bool            // there is a captured call; guarded by Group.mu
 }
-
-// graphWatch is how often the timer looks.
-const graphWatch = 100 * time.Millisecond
 
 var errCaptureDevice = fmt.Errorf("cuda: %w: a tensor of the call is on another device than the group's kernels", driver.ErrCapture)
 
-// watchGraphs has a timer end the kernels of replays when the group has failed.
+// watchGraphs has the timer end the kernels of replays when the group has failed.
 func (d *Group) watchGraphs() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.graphs.watch != nil || d.closed {
-		return
+	d.graphs.made = true
+	d.keepWatch()
+}
+
+// checkGraphs ends the kernels of replays if the group has failed, or a rank has closed it. That rank has ended its own
+// replays, and will have no more. The caller holds d.mu.
+func (d *Group) checkGraphs() {
+	if d.graphs.made && !d.closed && !d.window.Aborted() && (cmp.Or(d.B.Broken(), d.B.CPUErr()) != nil || d.absent()) {
+		d.window.Abort()
 	}
-	d.graphs.watch = time.AfterFunc(graphWatch, func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		switch {
-		case d.closed:
-		case cmp.Or(d.B.Broken(), d.B.CPUErr()) != nil:
-			d.window.Abort()
-		default:
-			if d.absent() {
-				d.window.Abort() // it has ended its own replays, and will have no more
-				return
-			}
-			d.graphs.watch.Reset(graphWatch)
-		}
-	})
 }
 
 // absent reports whether a rank has closed the group.
@@ -62,10 +50,8 @@ func (d *Group) absent() bool {
 // its own.
 func (d *Group) endGraphs() {
 	d.mu.Lock()
-	watch := d.graphs.watch
-	d.mu.Unlock()
-	if watch != nil {
-		watch.Stop()
+	defer d.mu.Unlock()
+	if d.graphs.made {
 		d.window.Abort()
 	}
 }

@@ -2,11 +2,9 @@ package directway
 
 import (
 	"cmp"
-	"fmt"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/internal/place"
-	"github.com/c10d-go/c10d/tensor"
+	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 )
 
 // scratch returns memory on a device until the operation has ended.
@@ -54,39 +52,35 @@ func (c *Call) turn(n int) (driver.Ptr, error) {
 	return t.m.Ptr() + driver.Ptr(at), nil
 }
 
-// otherStream returns the group's stream of another device.
-func (c *Call) otherStream(dev int) (driver.Stream, error) {
-	d := c.d
+// elsewhere has streams of other devices do what fill gives them. It comes after what the call's stream has been given, and
+// before what that is given later. Uses is what they use of the call's memory.
+func (c *Call) elsewhere(uses []driver.Access, fill func(to group.Commander) error) error {
+	b := c.d.B
 	if c.captured {
-		return nil, errCaptureDevice
+		return errCaptureDevice
 	}
-	if s, ok := d.others[dev]; ok {
-		return s, nil
+	// These streams are the operations' that were called before: they get theirs first.
+	if err := b.Poll(c.ctx, c.timeout, func() (bool, error) { return b.Fed(), nil }); err != nil {
+		return err
 	}
-	v, err := d.B.Driver.Device(dev)
-	if err != nil {
-		return nil, err
+	batch := b.Tracker.Batch()
+	batch.Before(c.stream, uses...)
+	if err := fill(batch); err != nil {
+		return err
 	}
-	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct.%d", d.B.Rank, dev)})
-	if err != nil {
-		return nil, err
+	batch.After(c.stream, uses...)
+	commands := batch.Len()
+	p, err := batch.Run()
+	if p != nil {
+		c.batches = append(c.batches, p)
+		if err != nil {
+			return cmp.Or(p.Order(c.stream), err)
+		}
 	}
-	if d.others == nil {
-		d.others = make(map[int]driver.Stream)
+	for range commands {
+		err = cmp.Or(err, c.pace())
 	}
-	d.others[dev] = s
-	return s, nil
-}
-
-// pack brings the elements of a tensor in order, or puts them back, on its device.
-func (c *Call) pack(s driver.Stream, t *tensor.Tensor, at driver.Ptr, bring bool) error {
-	k := c.d.B.Packer(t.Device().Index)
-	if k.Err != nil {
-		return k.Err
-	}
-	one := sole{c: c}
-	k.Move(&one, s, place.Of(t), at, bring)
-	return one.err
+	return err
 }
 
 // combine combines another tensor of this rank into the first one.

@@ -63,8 +63,7 @@ type Group struct {
 
 	Dev    int
 	v      driver.Device
-	stream driver.Stream         // of operations that are not part of a caller's stream
-	others map[int]driver.Stream // by device: for tensors that are on another one
+	stream driver.Stream // of operations that are not part of a caller's stream
 	window *window.Window
 	comm   *direct.Comm
 	place  directPlace          // where the kernels have room
@@ -534,10 +533,7 @@ func (d *Group) release() error {
 	if d.stream != nil {
 		errs = append(errs, d.stream.Close())
 	}
-	for _, s := range d.others {
-		errs = append(errs, s.Close())
-	}
-	d.pages, d.own, d.stream, d.others = nil, nil, nil, nil
+	d.pages, d.own, d.stream = nil, nil, nil
 	return errors.Join(errs...)
 }
 

@@ -15,14 +15,17 @@ func TestFaultsUsage(t *testing.T) {
 		want string
 	}{
 		{[]string{"x"}, `unexpected argument "x"`},
-		{[]string{"-parallel", "0"}, "-parallel 0"},
+		{[]string{"-random", "-1"}, "-random -1"},
 		{[]string{"-soak", "-1s"}, "-soak -1s must not be negative"},
 		{[]string{"-soak", "1s", "-wire", "pytorch"}, "no soak is left"},
 		{[]string{"-ranks", "2"}, "-ranks 2 is not within 3 to 250"},
 		{[]string{"-wire", "memory,udp"}, `-wire: "udp" picks none of: shared memory, native TCP, Gloo's wire, PyTorch gloo`},
 		{[]string{"-fault", "fire"}, `-fault: "fire" picks none of: SIGKILL, `},
+		{[]string{"-store", "disk"}, `-store: "disk" picks none of: TCP, Redis, file`},
 		{[]string{"-op", "all"}, `-op: "all" picks none of: all_reduce, `},
 		{[]string{"-wire", "pytorch", "-python", ""}, `no case is left by -wire "pytorch"`},
+		{[]string{"-wire", "pytorch", "-random", "3"}, "no case is left"},
+		{[]string{"-wire", "pytorch", "-trials", "3"}, "no trial is left"},
 	} {
 		var out, errs bytes.Buffer
 		require.Equal(t, exitUsage, dispatch(stdio{&out, &errs}, append([]string{"faults"}, c.args...)), c.args)

@@ -1,7 +1,7 @@
 // Command tools has what the developers of this module run:
 //
-//	go run -C tools . faults             # docs/faults.md; Linux, root
-//	go run -C tools . faults -soak 30m   # needs no root
+//	go run -C tools . faults                        # docs/faults.md; Linux, root
+//	go run -C tools . faults -trials 300            # needs no root
 //
 // Faults makes ranks, links and stores fail under running operations, and prints whom the other ranks
 // blame. -h lists its flags.

@@ -72,7 +72,8 @@ type Case struct {
 	Wire   Wire
 	Op     string // the operation of Lines, for the record
 	Lines  []script.Line
-	Hosts  []int         // the host of each rank
+	Hosts  []int // the host of each rank
+	Detail bool
 	Victim int           // rank, or the lower end of the link
 	Other  int           // the higher end
 	After  time.Duration // from the start of the script to the fault
@@ -128,7 +129,11 @@ func rank(r int) string    { return fmt.Sprintf("rank %d", r) }
 func link(a, b int) string { return fmt.Sprintf("link between %d and %d", min(a, b), max(a, b)) }
 
 func (c *Case) String() string {
-	return fmt.Sprintf("%s, %s, %s, hosts %v: %s after %v", c.Fault, c.Wire, c.Op, c.Hosts, strings.Join(c.Culprits(), " or "), c.After.Round(time.Millisecond))
+	s := fmt.Sprintf("%s, %s, %s, hosts %v", c.Fault, c.Wire, c.Op, c.Hosts)
+	if c.Detail {
+		s += ", DETAIL"
+	}
+	return fmt.Sprintf("%s: %s after %v", s, strings.Join(c.Culprits(), " or "), c.After.Round(time.Millisecond))
 }
 
 // Record is what became of a Case.

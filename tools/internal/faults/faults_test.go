@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestCases runs a case of each wire. On a machine that does not permit networks
+// TestCases runs one case of each wire, and random ones. On a machine that does not permit networks
 // the test is skipped. "tools faults" runs all cases.
 func TestCases(t *testing.T) {
 	for program, from := range netns.Programs {
@@ -33,24 +33,31 @@ func TestCases(t *testing.T) {
 			t.Skipf("no %s command (Debian: %s)", program, from)
 		}
 	}
-	const size = 3
-	lab, err := NewLab("t", size)
+	lab, err := NewLab("t", MostHosts)
 	if err != nil {
 		t.Skipf("network namespaces are not permitted here: %v", err)
 	}
 	defer lab.Close()
+	const size = 3
 	cases := []Case{
 		{Fault: Kill, Wire: Memory, Op: "all_reduce", Victim: 2},
 		{Fault: Store, Wire: TCP, Op: "send_recv"},
 		{Fault: Panic, Wire: Gloo, Op: monitored, Victim: 1},
 		{Fault: Cancel, Wire: TCP, Op: "all_reduce", Victim: 1},
-		{Fault: Exit, Wire: Memory, Op: "broadcast", Victim: 1},
 	}
 	for i := range cases {
 		c := &cases[i]
 		c.Hosts, c.After, c.GoOn = hosts(c.Wire, size), 50*time.Millisecond, c.Fault != Store
 		if c.Op != monitored {
 			c.Lines = tableScript(c.Op, size, 1<<10)
+		}
+	}
+	for _, w := range []Wire{Memory, TCP, Gloo} {
+		for seed := uint64(1); ; seed++ {
+			if c := Random(w, seed); c.Fault == Exit || c.Fault == Cancel {
+				cases = append(cases, c)
+				break
+			}
 		}
 	}
 	for _, c := range cases {
@@ -65,6 +72,17 @@ func TestCases(t *testing.T) {
 				require.Contains(t, x.Says, errCancel.Error())
 			}
 		})
+	}
+}
+
+// TestRandomIsRepeatable: a seed says all of a case.
+func TestRandomIsRepeatable(t *testing.T) {
+	for seed := range uint64(200) {
+		for _, w := range []Wire{Memory, TCP, Gloo} {
+			c := Random(w, seed)
+			require.Equal(t, c, Random(w, seed))
+			require.NotEmpty(t, c.Culprits())
+		}
 	}
 }
 

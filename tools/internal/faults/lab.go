@@ -190,7 +190,7 @@ func (l *Lab) Run(ctx context.Context, c Case) (*Record, error) {
 
 	ranks := make([]*process, len(c.Hosts))
 	for r := range ranks {
-		how := role{Op: c.Op, Timeout: c.Fault.Timeout(), Script: text.String(), Want: digests[r], Size: c.bytes(), GoOn: c.GoOn}
+		how := role{Op: c.Op, Detail: c.Detail, Timeout: c.Fault.Timeout(), Script: text.String(), Want: digests[r], Size: c.bytes(), GoOn: c.GoOn}
 		program := []string{self, "faults"}
 		switch c.Wire {
 		case Memory:

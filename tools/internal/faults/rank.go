@@ -30,6 +30,7 @@ type role struct {
 	Store   string // the address to serve a store at; then the rest is empty
 	Op      string
 	Wire    gloo.Wire
+	Detail  bool
 	Timeout time.Duration
 	Script  string   // one JSON object a line
 	Want    []string // this rank's digest of each line
@@ -37,9 +38,10 @@ type role struct {
 	GoOn    bool     // reconfigures the group after the fault
 
 	// Of a Trial, whose script is steps:
-	Job   string // the address of the store; then Store and Script are empty
+	Job   string // the URL of the store; then Store and Script are empty
 	Name  int    // of this process
 	Ranks int    // in epoch 0; the process joins later if Name is not below
+	Soak  bool   // it says what it uses at the beginning of each epoch
 }
 
 // report is what a rank says in the end.
@@ -120,7 +122,7 @@ func (r *role) rank() error {
 	var log strings.Builder // of a session's one diagnosis
 	debug := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	g, err := pg.Init(ctx, "env://", pg.InitOptions{Options: pg.Options{
-		Logger: debug, Timeout: time.Minute, Elastic: r.GoOn, Backend: "cpu:" + gloo.Name, BackendOptions: pg.BackendOptions{gloo.Options{Wire: r.Wire}},
+		Logger: debug, Timeout: time.Minute, Detail: r.Detail, Elastic: r.GoOn, Backend: "cpu:" + gloo.Name, BackendOptions: pg.BackendOptions{gloo.Options{Wire: r.Wire}},
 	}})
 	if err != nil {
 		return err

@@ -53,7 +53,7 @@ func (s *stepper) use(line *said) error {
 // RandomSoak draws a trial of four ranks that lasts so long. A fault comes every 1 to 5 s, and a process for each that dies.
 func RandomSoak(w Wire, seed uint64, lasts time.Duration) Trial {
 	r := rand.New(rand.NewPCG(seed, 3))
-	t := Trial{Wire: w, Seed: seed, Ranks: 4}
+	t := Trial{Wire: w, Store: TCPStore, Seed: seed, Ranks: 4, Soak: true}
 	kinds := []Fault{Kill, Stop, Panic, Exit, Cancel}
 	for at := time.Duration(0); at < lasts; {
 		e := Event{Fault: kinds[r.IntN(len(kinds))], After: time.Second + time.Duration(r.IntN(4000))*time.Millisecond, Pick: r.IntN(1 << 16)}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/pg"
-	"github.com/c10d-go/c10d/store/tcp"
+	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/work"
 )
 
@@ -35,7 +35,7 @@ var (
 // step and rank has.
 type stepper struct {
 	*role
-	st    *tcp.Store
+	st    store.Store
 	g     *pg.ProcessGroup
 	out   *json.Encoder
 	epoch int64
@@ -92,7 +92,7 @@ func (r *role) steps() error {
 
 // live takes part in the job until it ends.
 func (s *stepper) live() (err error) {
-	if s.st, err = tcp.New(context.Background(), s.Job, tcp.Options{Timeout: startIn}); err != nil {
+	if s.st, err = openStore(context.Background(), s.Job); err != nil {
 		return err
 	}
 	defer s.st.Close()
@@ -126,7 +126,7 @@ func (s *stepper) live() (err error) {
 
 func (s *stepper) options() pg.Options {
 	return pg.Options{
-		Timeout: s.Timeout, Elastic: true, Backend: "cpu:" + gloo.Name,
+		Timeout: s.Timeout, Elastic: true, Detail: s.Detail, Backend: "cpu:" + gloo.Name,
 		BackendOptions: pg.BackendOptions{gloo.Options{Wire: s.Wire}},
 	}
 }
@@ -143,9 +143,16 @@ func (s *stepper) join() (*pg.ProcessGroup, error) {
 func (s *stepper) goOn() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*comeIn)
 	defer cancel()
+	begun := time.Now()
 	v, err := s.g.Reconfigure(ctx, pg.ReconfigureOptions{Timeout: comeIn})
+	change := Change{Begun: begun, Ended: time.Now()}
 	if err == nil {
 		s.epoch = int64(v.Epoch)
+	} else {
+		change.Error = err.Error()
+	}
+	if e := s.out.Encode(said{Epoch: s.epoch, Change: &change}); e != nil {
+		return e
 	}
 	if !errors.Is(err, pg.ErrEvicted) {
 		return err
@@ -191,8 +198,10 @@ func (s *stepper) work() error {
 		s.done++
 		if s.step == 0 {
 			line := said{Epoch: s.epoch, Members: s.who}
-			if err := s.use(&line); err != nil {
-				return err
+			if s.Soak {
+				if err := s.use(&line); err != nil {
+					return err
+				}
 			}
 			if err := s.out.Encode(line); err != nil {
 				return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"slices"
@@ -11,16 +12,19 @@ import (
 	"time"
 
 	"github.com/c10d-go/c10d/backend/gloo"
-	"github.com/c10d-go/c10d/store/tcp"
 )
 
 // Trial is a job that goes on after every fault. Its ranks are processes on this host. They run
-// operations, check each result, and reconfigure their group after each error. Rank 0 lives as long as the job.
+// random operations, check each result, and reconfigure their group after each error.
 type Trial struct {
 	Wire   Wire
+	Store  StoreKind
 	Seed   uint64
 	Ranks  int // at the beginning
+	Detail bool
+	Soak   bool // rank 0 lives as long as the job, and all say what they use
 	Events []Event
+	Within time.Duration // a Reconfigure may take so long, if no fault comes meanwhile; 0 means any time
 }
 
 // Event is something that happens in a Trial.
@@ -47,9 +51,28 @@ const (
 	trialLimit = 90 * time.Second
 )
 
+// RandomTrial draws a trial on a wire and a store. One seed always gives the same trial.
+func RandomTrial(w Wire, s StoreKind, seed uint64) Trial {
+	r := rand.New(rand.NewPCG(seed, 2))
+	t := Trial{Wire: w, Store: s, Seed: seed, Ranks: 3 + r.IntN(3), Detail: r.IntN(4) == 0}
+	kinds := []Fault{Kill, Stop, Panic, Exit, Cancel, Newcomer}
+	for range 3 + r.IntN(3) {
+		e := Event{Fault: kinds[r.IntN(len(kinds))], After: time.Duration(r.IntN(600)) * time.Millisecond, Pick: r.IntN(1 << 16)}
+		t.Events = append(t.Events, e)
+		if e.Fault == Stop { // it comes back before its time is over, or too late
+			t.Events = append(t.Events, Event{Fault: Resume, After: time.Duration(r.IntN(5000)) * time.Millisecond})
+		}
+	}
+	return t
+}
+
 func (t *Trial) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d, %s, %d ranks:", t.Seed, t.Wire, t.Ranks)
+	fmt.Fprintf(&b, "seed %d, %s, %s store, %d ranks", t.Seed, t.Wire, t.Store, t.Ranks)
+	if t.Detail {
+		b.WriteString(", DETAIL")
+	}
+	b.WriteString(":")
 	for _, e := range t.Events {
 		fmt.Fprintf(&b, " %v %s,", e.After, e.Fault)
 	}
@@ -64,15 +87,20 @@ type said struct {
 	Ends    string  `json:"ends,omitempty"`    // why the rank cannot go on
 	Done    bool    `json:"done,omitempty"`    // it has ended as it was told
 	Left    string  `json:"left,omitempty"`    // what it left behind
-	Use     *Use    `json:"use,omitempty"`     // at the beginning of the epoch
+	Use     *Use    `json:"use,omitempty"`     // at the beginning of the epoch, in a soak
+	Change  *Change `json:"change,omitempty"`  // how the epoch before ended
 }
 
 // Outcome is what became of a Trial.
 type Outcome struct {
-	Wire     Wire          `json:"wire"`
-	Seed     uint64        `json:"seed"`
-	Epochs   int           `json:"epochs"`
-	Problems []string      `json:"problems,omitempty"`
+	Wire     Wire      `json:"wire"`
+	Store    StoreKind `json:"store"`
+	Seed     uint64    `json:"seed"`
+	Epochs   int       `json:"epochs"`
+	Changes  []Change  `json:"changes,omitempty"` // of all processes
+	Problems []string  `json:"problems,omitempty"`
+
+	// Of a soak:
 	Happened map[Fault]int `json:"happened,omitempty"`
 	Uses     []Use         `json:"uses,omitempty"` // of rank 0, epoch after epoch
 }
@@ -80,10 +108,11 @@ type Outcome struct {
 // trial is a Trial that runs.
 type trial struct {
 	*Trial
-	store   string // its address
+	url     string // of the store
 	out     *Outcome
 	live    []*trialRank // that are to say that they are done
 	stopped *trialRank
+	silent  []span // when a process stood still; the last one may not have ended
 	names   int
 	views   map[int64][]int64
 }
@@ -95,16 +124,17 @@ type trialRank struct {
 	done  chan struct{} // closed at the end of its output; then the rest is set
 	said  []said
 	err   error
+	ends  span // from its fault to its end
 }
 
 // Run runs a trial. The error says why it could not be tried.
 func (t *Trial) Run(ctx context.Context) (*Outcome, error) {
-	server, err := tcp.Listen(ctx, "127.0.0.1:0")
+	url, stop, err := t.Store.serve(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer server.Close()
-	x := &trial{Trial: t, store: server.Addr().String(), out: &Outcome{Wire: t.Wire, Seed: t.Seed, Happened: make(map[Fault]int)}, views: make(map[int64][]int64)}
+	defer stop()
+	x := &trial{Trial: t, url: url, out: &Outcome{Wire: t.Wire, Store: t.Store, Seed: t.Seed, Happened: make(map[Fault]int)}, views: make(map[int64][]int64)}
 	var all []*trialRank
 	defer func() {
 		for _, r := range all {
@@ -151,8 +181,21 @@ func (t *Trial) Run(ctx context.Context) (*Outcome, error) {
 		}
 	}
 	x.end()
+	var faults []span
 	for _, r := range all {
-		x.judge(r)
+		if x.judge(r); !r.ends.from.IsZero() {
+			faults = append(faults, r.ends)
+		}
+	}
+	for _, s := range x.silent {
+		faults = append(faults, span{s.to, s.to})
+	}
+	for _, r := range all {
+		for _, s := range r.said {
+			if s.Change != nil {
+				x.changed(r, s.Change, faults, x.silent)
+			}
+		}
 	}
 	x.out.Epochs = len(x.views)
 	return x.out, nil
@@ -164,7 +207,7 @@ func (x *trial) start() (*trialRank, error) {
 	if err != nil {
 		return nil, err
 	}
-	how := role{Job: x.store, Name: x.names, Ranks: x.Ranks, Timeout: trialTimeout}
+	how := role{Job: x.url, Name: x.names, Ranks: x.Ranks, Detail: x.Detail, Timeout: trialTimeout, Soak: x.Soak}
 	switch x.Wire {
 	case Memory:
 		how.Wire = gloo.WireNative
@@ -187,6 +230,7 @@ func (x *trial) start() (*trialRank, error) {
 // listen notes what a rank says.
 func (r *trialRank) listen() {
 	defer close(r.done)
+	defer func() { r.ends.to = time.Now() }()
 	for line := range r.lines {
 		var s said
 		if err := json.Unmarshal([]byte(line), &s); err != nil {
@@ -208,7 +252,7 @@ func (x *trial) happen(e Event) error {
 	if e.Fault != Cancel && len(able) <= leastRanks || e.Fault == Stop && x.stopped != nil {
 		return nil
 	}
-	if e.Fault != Stop && e.Fault != Cancel {
+	if x.Soak && e.Fault != Stop && e.Fault != Cancel {
 		able = slices.DeleteFunc(able, func(r *trialRank) bool { return r.name == 0 })
 	}
 	victim := able[e.Pick%len(able)]
@@ -216,6 +260,7 @@ func (x *trial) happen(e Event) error {
 	switch e.Fault {
 	case Stop:
 		x.stopped = victim
+		x.silent = append(x.silent, span{from: time.Now()})
 		return victim.signal("STOP")
 	case Kill:
 		x.bury(victim)
@@ -239,11 +284,13 @@ func (x *trial) resume() error {
 		return nil
 	}
 	x.stopped = nil
+	x.silent[len(x.silent)-1].to = time.Now()
 	return r.signal("CONT")
 }
 
 // bury forgets a rank that ends.
 func (x *trial) bury(victim *trialRank) {
+	victim.ends.from = time.Now()
 	x.live = slices.DeleteFunc(x.live, func(r *trialRank) bool { return r == victim })
 }
 

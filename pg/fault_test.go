@@ -296,16 +296,6 @@ func TestAbort(t *testing.T) {
 	require.ErrorContains(t, errs[1], "enough")
 }
 
-func TestSizesThatDoNotFit(t *testing.T) {
-	errs := faulty(t, 2, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-		return wait(g.Broadcast(context.Background(), vec(3+g.Rank()), 0))
-	})
-	for _, err := range errs {
-		require.ErrorIs(t, err, work.ErrMismatch)
-		require.ErrorContains(t, err, "rank 0 sent 12 bytes")
-	}
-}
-
 func TestARankThatLeft(t *testing.T) {
 	errs := faulty(t, 3, func(j *pgtest.Job, g *pg.ProcessGroup) error {
 		if g.Rank() == 0 {
@@ -318,20 +308,6 @@ func TestARankThatLeft(t *testing.T) {
 	for _, err := range errs[1:] {
 		culprit(t, err, work.ErrPeerLeft, 0)
 	}
-}
-
-func TestMonitoredBarrierNamesAllMissing(t *testing.T) {
-	errs := faulty(t, 4, func(j *pgtest.Job, g *pg.ProcessGroup) error {
-		require.NoError(t, g.MonitoredBarrier(context.Background()))
-		if g.Rank() == 1 || g.Rank() == 3 {
-			time.Sleep(time.Minute)
-			return nil
-		}
-		return g.MonitoredBarrier(context.Background(), pg.CallOptions{Timeout: time.Duration(2+g.Rank()) * time.Second})
-	})
-	require.ErrorIs(t, errs[0], work.ErrTimeout)
-	require.ErrorContains(t, errs[0], "[Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 2000 ms; these came: 2")
-	culprit(t, errs[2], work.ErrTimeout, 1)
 }
 
 func TestBarrierWaitsForEarlierOperations(t *testing.T) {

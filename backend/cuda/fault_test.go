@@ -480,3 +480,33 @@ func TestF20Faults(t *testing.T) {
 		w.drop(t, gate)
 	})
 }
+
+// TestAFailedReceiveSpoilsASum has a rank all-reduce what it has not received: a message through the host, which is
+// cancelled. Its device goes on then, and the other rank's kernel gets what was in the memory. That rank gets an error,
+// though no message of the hosts tells it.
+func TestAFailedReceiveSpoilsASum(t *testing.T) {
+	defer cuda.SetReportLimit(patience / 1000)()
+	w := newWorld(t, directly(2).quietly())
+	w.each(func(x *rank, r int) error { return x.meetDirectly(r) })
+	posted := make(chan struct{})
+	w.each(func(x *rank, r int) error {
+		y := must.Get(x.vector(tensor.Int32, r, bytes.Repeat([]byte{byte(r)}, 400)))
+		ctx, cancel := context.WithCancel(x.ctx)
+		defer cancel()
+		if r == 1 {
+			sum := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}))
+			close(posted)
+			return says(sum.Wait(x.ctx), "rank 0 has failed in it, and its device went on")
+		}
+		received := must.Get(x.b.Recv(ctx, y.t, 1, backend.P2POptions{Tag: 1}))
+		sum := must.Get(x.b.AllReduce(x.ctx, []*tensor.Tensor{y.t}, backend.AllReduceOptions{}))
+		<-posted
+		x.w.fabric.Freeze("g/cuda", 0)
+		cancel()
+		if err := received.Wait(x.ctx); !errors.Is(err, work.ErrCanceled) {
+			return err
+		}
+		return says(sum.Wait(x.ctx), "operation cancelled")
+	})
+	w.end()
+}

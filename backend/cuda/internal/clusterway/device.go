@@ -10,6 +10,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/cuda/driver/edges"
 	"github.com/c10d-go/c10d/backend/cuda/internal/direct"
+	"github.com/c10d-go/c10d/backend/cuda/internal/directway"
 	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/backend/cuda/internal/window"
@@ -469,7 +470,7 @@ func (p *deviceJob) Err() error {
 				return why
 			}
 		}
-		return &work.Error{Info: p.o.Info(), Peer: r, Err: fmt.Errorf("cuda: %w: rank %d has failed in it, and its device went on", work.ErrAborted, r)}
+		return directway.SpoiledBy(p.o.Info(), r)
 	}
 	return nil
 }
@@ -477,6 +478,6 @@ func (p *deviceJob) Err() error {
 // Spoil implements group.Spoiler.
 func (p *deviceJob) Spoil() {
 	if p.comm != nil {
-		p.g.kernels.Spoil(p.number)
+		p.g.kernels.SpoilFrom(p.number)
 	}
 }

@@ -67,6 +67,7 @@ type Call struct {
 	readers int          // of the event
 	err     error
 	failed  time.Time // since when it has to end
+	spoiled time.Time // since when it is known that another rank has sent what is of no use
 	blaming bool      // somebody finds out why
 	ended   bool      // the Work has
 	over    bool      // the stream is done with it

@@ -386,6 +386,9 @@ func (d *Group) sweepAll() {
 func (d *Group) sweep(q *queue) {
 	for len(q.calls) > 0 && q.calls[0].done() {
 		c := q.calls[0]
+		if c.awaitsReason() {
+			return
+		}
 		if c.told || c.lane != nil {
 			if c.failing(); c.awaitsPeers() {
 				return

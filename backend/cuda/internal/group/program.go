@@ -56,8 +56,8 @@ func (b *Engine) Apart(clusters int) {
 	}
 }
 
-// Spoiler is a Program whose kernels send to other ranks. An operation that has failed lets its streams go on, and they send
-// what the host has not written. Spoil tells the others before that.
+// Spoiler is a Program, or a way, whose kernels send to other ranks. An operation that has failed lets its streams go on, and
+// they send what the host has not written. Spoil tells the others before that.
 type Spoiler interface{ Spoil() }
 
 // way has operations that do not go through the engine's streams.

@@ -177,6 +177,11 @@ func (o *Operation) failed(err error) {
 	if p, ok := o.Program.(Spoiler); ok {
 		p.Spoil()
 	}
+	for _, w := range o.B.Ways {
+		if p, ok := w.(Spoiler); ok {
+			p.Spoil()
+		}
+	}
 	// A call of the driver may wait for one of the turns, in what is being enqueued.
 	o.mu.Lock()
 	o.halted = true

@@ -28,25 +28,15 @@ func (b *Backend) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend
 // message sends or receives. Tags from 2^31 on, which c10d cannot have, are the backend's own.
 func (b *Backend) message(ctx context.Context, op work.OpType, t *tensor.Tensor, peer int, o backend.P2POptions) (*work.Work, error) {
 	anyone := op == work.RecvAnySource
-	switch {
-	case anyone && b.g.Size == 1:
-		return nil, bad(op, "no other rank is in the group")
-	case o.Tag >= group.OwnTags:
+	if o.Tag >= group.OwnTags {
 		return nil, bad(op, "invalid tag %d (want less than 2^31)", o.Tag)
-	case !anyone && (peer < 0 || peer >= b.g.Size):
-		return nil, bad(op, "invalid rank %d (the group has %d ranks)", peer, b.g.Size)
-	case peer == b.g.Rank:
-		return nil, bad(op, "rank %d cannot send to or receive from itself", peer)
 	}
-	if err := b.dense(op, "tensor", t); err != nil {
+	if err := b.args.Message(op, t, peer); err != nil {
 		return nil, err
 	}
 	one, leg := []*tensor.Tensor{t}, group.From
 	var written []*tensor.Tensor
 	if op != work.Send {
-		if err := b.args.Overlap(op, one, nil); err != nil {
-			return nil, err
-		}
 		written, leg = one, group.To
 	}
 	// A message goes from device to device if it has the default tag, in a group that may have kernels. The lanes decide

@@ -34,6 +34,23 @@ func (c *Checker) Root(op work.OpType, root int) error {
 	return nil
 }
 
+// Message checks a send or a receive. The peer of a receive from any rank does not matter.
+func (c *Checker) Message(op work.OpType, t *tensor.Tensor, peer int) error {
+	switch {
+	case op == work.RecvAnySource && c.Size == 1:
+		return c.bad(op, "no other rank is in the group")
+	case op == work.RecvAnySource:
+	case peer < 0 || peer >= c.Size:
+		return c.bad(op, "invalid rank %d (the group has %d ranks)", peer, c.Size)
+	case peer == c.Rank:
+		return c.bad(op, "rank %d cannot send to or receive from itself", peer)
+	}
+	if err := c.Dense(op, "tensor", t); err != nil || op == work.Send {
+		return err
+	}
+	return c.Overlap(op, []*tensor.Tensor{t}, nil)
+}
+
 // Overlap checks that a call's tensors share memory only where they may.
 func (c *Checker) Overlap(op work.OpType, out, in []*tensor.Tensor) error {
 	if err := backend.CheckMemory(op, c.Rank, out, in); err != nil {

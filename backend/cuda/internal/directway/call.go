@@ -109,13 +109,11 @@ func (d *Group) NewCall(result ...*tensor.Tensor) *Call {
 	return c
 }
 
-// Issue starts a collective.
+// Issue starts a collective, or makes it part of a graph: then the Work has ended. An error of a capture leaves the group as
+// it was. The capture may have a part of the call then, and must be given up.
 func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration, c *Call, print board.Call) (*work.Work, error) {
-	print.Op = op
-	if driver.CallCaptured(ctx) {
-		return d.capture(ctx, c, print)
-	}
 	b := d.B
+	c.captured = driver.CallCaptured(ctx)
 	b.Calls.Lock()
 	defer b.Calls.Unlock()
 	info, timeout, err := b.Admit(ctx, op, timeout)
@@ -123,10 +121,19 @@ func (d *Group) Issue(ctx context.Context, op work.OpType, timeout time.Duration
 		return nil, err
 	}
 	c.init(ctx, info, time.Now().Add(timeout), timeout)
-	c.number = d.Next()
+	if c.captured {
+		if err := d.record(c); err != nil {
+			return nil, err
+		}
+	}
+	c.number, print.Op = d.Next(), op
 	err = b.Enter(ctx, info, print)
 	b.Issued(c.Work())
-	c.post(err)
+	if c.captured {
+		c.Complete(err)
+	} else {
+		c.post(err)
+	}
 	return c.Work(), nil
 }
 
@@ -152,30 +159,9 @@ func (c *Call) post(err error) {
 	c.d.enqueued(c, err)
 }
 
-// capture makes a collective part of a graph. The Work has ended when it returns. An error leaves the group
-// as it was. The capture may have a part of the call then, and must be given up.
-func (d *Group) capture(ctx context.Context, c *Call, print board.Call) (*work.Work, error) {
-	b := d.B
-	b.Calls.Lock()
-	defer b.Calls.Unlock()
-	info, _, err := b.Admit(ctx, print.Op, 0)
-	if err != nil {
-		return nil, err
-	}
-	c.init(ctx, info, time.Time{}, 0)
-	if err := d.record(c); err != nil {
-		return nil, err
-	}
-	d.Next()
-	err = b.Enter(ctx, info, print)
-	b.Issued(c.Work())
-	c.Complete(err)
-	return c.Work(), nil
-}
-
 // record gives the captured stream the commands of a call, and keeps the memory that they use.
 func (d *Group) record(c *Call) error {
-	if c.captured, c.stream = true, c.streams.In; c.stream.Device().Index != d.Dev {
+	if c.stream = c.streams.In; c.stream.Device().Index != d.Dev {
 		return c.named(errCaptureDevice)
 	}
 	c.Start()

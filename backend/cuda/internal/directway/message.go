@@ -111,11 +111,8 @@ func (d *Group) admit(ctx context.Context, op work.OpType, o backend.P2POptions,
 	l.mu.Lock()
 	behind := dir == in && l.seeking > 0
 	l.mu.Unlock()
-	if driver.CallCaptured(ctx) && !behind && lane.deferred == 0 && d.simple(t) {
-		x.w, err = d.captureMessage(ctx, op, lane, t)
-		return x, err
-	}
-	if behind || lane.deferred > 0 || d.full(lane) || !d.simple(t) {
+	captured := driver.CallCaptured(ctx)
+	if behind || lane.deferred > 0 || !captured && d.full(lane) || !d.simple(t) {
 		lane.deferred++
 		return ticket{f: d.later(lane), refuse: func() { d.refusedLane(lane) }}, nil
 	}
@@ -124,10 +121,20 @@ func (d *Group) admit(ctx context.Context, op work.OpType, o backend.P2POptions,
 		return x, err
 	}
 	m := d.newMessage(ctx, info, lane, time.Now().Add(timeout), timeout)
-	m.outer = true
+	m.outer, m.captured = true, captured
 	m.has(t)
+	if !captured {
+		d.B.MessageBegins()
+		m.post(nil)
+		return ticket{w: m.Work()}, nil
+	}
+	lane.next-- // it has no number in its lane: the host does not know how many there will be
+	if err := d.record(m); err != nil {
+		return x, err
+	}
 	d.B.MessageBegins()
-	m.post(nil)
+	m.Complete(nil)
+	d.B.MessageEnds()
 	return ticket{w: m.Work()}, nil
 }
 
@@ -305,23 +312,4 @@ func (m *Call) has(t *tensor.Tensor) {
 		m.SetResult(t)
 	}
 	m.Parts = append(m.Parts, p)
-}
-
-// captureMessage makes a message part of a graph. It has no number in its lane: the host does not know how
-// many there will be. The caller holds the engine's Calls.
-func (d *Group) captureMessage(ctx context.Context, op work.OpType, x *lane, t *tensor.Tensor) (*work.Work, error) {
-	info, _, err := d.B.Admit(ctx, op, 0)
-	if err != nil {
-		return nil, err
-	}
-	m := d.newMessage(ctx, info, x, time.Time{}, 0)
-	x.next--
-	m.has(t)
-	if err := d.record(m); err != nil {
-		return nil, err
-	}
-	d.B.MessageBegins()
-	m.Complete(nil)
-	d.B.MessageEnds()
-	return m.Work(), nil
 }

@@ -17,7 +17,7 @@ import (
 
 // Send posts t for rank dst at once, past the queue. Its slot is the tag itself.
 func (b *Group) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend.P2POptions) (*work.Work, error) {
-	if err := b.peer(work.Send, t, dst); err != nil {
+	if err := b.args.Message(work.Send, t, dst); err != nil {
 		return nil, err
 	}
 	buf := t.Bytes()
@@ -33,30 +33,18 @@ func (b *Group) Send(ctx context.Context, t *tensor.Tensor, dst int, o backend.P
 
 // Recv posts a receive from rank src at once, past the queue.
 func (b *Group) Recv(ctx context.Context, t *tensor.Tensor, src int, o backend.P2POptions) (*work.Work, error) {
-	if err := b.peer(work.Recv, t, src); err != nil {
-		return nil, err
-	}
-	if err := b.args.Overlap(work.Recv, single(t), nil); err != nil {
-		return nil, err
-	}
 	return b.receive(ctx, work.Recv, t, src, o)
 }
 
 // RecvAnySource posts a receive from whoever sends first on the tag.
 func (b *Group) RecvAnySource(ctx context.Context, t *tensor.Tensor, o backend.P2POptions) (*work.Work, error) {
-	if b.size == 1 {
-		return nil, bad(work.RecvAnySource, "no other rank is in the group")
-	}
-	if err := dense(work.RecvAnySource, "tensor", t); err != nil {
-		return nil, err
-	}
-	if err := b.args.Overlap(work.RecvAnySource, single(t), nil); err != nil {
-		return nil, err
-	}
 	return b.receive(ctx, work.RecvAnySource, t, -1, o)
 }
 
 func (b *Group) receive(ctx context.Context, op work.OpType, t *tensor.Tensor, src int, o backend.P2POptions) (*work.Work, error) {
+	if err := b.args.Message(op, t, src); err != nil {
+		return nil, err
+	}
 	if buf := t.Bytes(); buf != nil || t.Len() == 0 {
 		return b.p2pOp(ctx, op, o, src, buf, t)
 	}
@@ -65,16 +53,6 @@ func (b *Group) receive(ctx context.Context, op work.OpType, t *tensor.Tensor, s
 		return nil, bad(op, "%v", err)
 	}
 	return b.p2pOp(ctx, op, o, src, packed.Bytes(), t)
-}
-
-func (b *Group) peer(op work.OpType, t *tensor.Tensor, rank int) error {
-	if rank < 0 || rank >= b.size {
-		return bad(op, "invalid rank %d (the group has %d ranks)", rank, b.size)
-	}
-	if rank == b.rank {
-		return bad(op, "rank %d cannot send to or receive from itself", rank)
-	}
-	return dense(op, "tensor", t)
 }
 
 // p2pOp posts a send (out is nil) or a receive into buf, which is out's own

@@ -97,7 +97,7 @@ func (c *comm) polled() error {
 		return nil
 	}
 	state, r := c.b.api.CommAsyncError(h)
-	if r == libnccl.Success {
+	if r == libnccl.Success && state != libnccl.InProgress {
 		r = state
 	}
 	return libnccl.Check(c.b.api, h, "CommGetAsyncError", r)
@@ -149,10 +149,19 @@ func (c *comm) abort() {
 	}
 }
 
-// finalize ends the communicator together with the other ranks. When limit is over it aborts.
+// finalize ends the communicator together with the other ranks. When limit is over it aborts. It waits for the abort, which
+// uses the device: a call that it has ended returns before.
 func (c *comm) finalize(limit time.Duration) {
-	t := time.AfterFunc(limit, c.abort)
-	defer t.Stop()
+	aborted := make(chan struct{})
+	t := time.AfterFunc(limit, func() {
+		defer close(aborted)
+		c.abort()
+	})
+	defer func() {
+		if !t.Stop() {
+			<-aborted
+		}
+	}()
 	err := c.do(func() error {
 		err := c.call("CommFinalize", func(h libnccl.Comm) libnccl.Result { return c.b.api.CommFinalize(h) })
 		if err != nil {

@@ -13,7 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/c10d-go/c10d/backend"
+	"github.com/c10d-go/c10d/backend/cuda/driver"
 	"github.com/c10d-go/c10d/backend/nccl"
+	"github.com/c10d-go/c10d/backend/nccl/internal/libnccl"
 	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/store"
 	"github.com/c10d-go/c10d/tensor"
@@ -144,6 +146,50 @@ func TestCloseAlone(t *testing.T) {
 	w.each(func(x *rank) error { x.wait(x.b.Barrier(x.context(), backend.BarrierOptions{})); return nil })
 	require.NoError(t, w.ranks[0].b.Close())
 	require.NoError(t, w.ranks[1].b.Close())
+	w.end()
+}
+
+// slowAborts is NCCL whose aborts take a while, and are counted at their end.
+type slowAborts struct {
+	libnccl.API
+	ended *atomic.Int32
+}
+
+func (a slowAborts) CommAbort(c libnccl.Comm) libnccl.Result {
+	r := a.API.CommAbort(c)
+	time.Sleep(300 * time.Millisecond)
+	a.ended.Add(1)
+	return r
+}
+
+// TestCloseWaitsForItsAbort: a rank that closes alone aborts. It frees nothing before NCCL has done that.
+func TestCloseWaitsForItsAbort(t *testing.T) {
+	var ended atomic.Int32
+	w := newWorld(t, setup{size: 2, torch: true, api: func(a libnccl.API) libnccl.API { return slowAborts{a, &ended} }})
+	w.each(func(x *rank) error { x.wait(x.b.Barrier(x.context(), backend.BarrierOptions{})); return nil })
+	require.NoError(t, w.ranks[0].b.Close())
+	require.EqualValues(t, 1, ended.Load())
+	w.end()
+}
+
+// unblocked is NCCL whose calls do not block, as NCCL_COMM_BLOCKING=0 has it.
+type unblocked struct{ libnccl.API }
+
+func (unblocked) AllReduce(_, _ driver.Ptr, _ int, _ libnccl.DataType, _ libnccl.RedOp, _ libnccl.Comm, _ driver.Stream) libnccl.Result {
+	return libnccl.InProgress
+}
+
+// TestCallsThatDoNotBlock are errors: nobody would know when they have ended.
+func TestCallsThatDoNotBlock(t *testing.T) {
+	w := newWorld(t, setup{size: 2, api: func(a libnccl.API) libnccl.API { return unblocked{a} }})
+	w.each(func(x *rank) error {
+		got, err := x.b.AllReduce(x.context(), []*tensor.Tensor{x.on(floats(1))}, backend.AllReduceOptions{})
+		if err == nil {
+			err = got.Wait(x.ctx)
+		}
+		require.ErrorContains(x, err, "do not set NCCL_COMM_BLOCKING to 0")
+		return nil
+	})
 	w.end()
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/c10d-go/c10d/backend/cuda/driver/sim"
 	"github.com/c10d-go/c10d/backend/gloo"
 	"github.com/c10d-go/c10d/backend/nccl"
+	"github.com/c10d-go/c10d/backend/nccl/internal/libnccl"
 	"github.com/c10d-go/c10d/backend/nccl/internal/ncclsim"
 	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/internal/transport/mem"
@@ -66,6 +67,7 @@ type setup struct {
 	size    int
 	torch   bool // PyTorch's ranks may take part
 	options nccl.Options
+	api     func(libnccl.API) libnccl.API // in front of the library; may be nil
 	timeout time.Duration
 	sim     sim.Config
 	store   store.Store
@@ -96,7 +98,11 @@ func newWorld(t testing.TB, s setup) *world {
 	w.fabric = fabrics[0]
 	w.each(func(x *rank) (err error) {
 		defer must.Catch(&err)
-		o := s.options.With(w.lib.API(0))
+		api := w.lib.API(0)
+		if s.api != nil {
+			api = s.api(api)
+		}
+		o := s.options.With(api)
 		o.Driver, o.Device, o.Control = x.d, x.dev.ID(), gloo.Options{Fabric: fabrics[0]}
 		bo := backend.Options{Store: w.store, Rank: x.r, Size: s.size, Group: "g", Specific: o, Timeout: s.timeout, Logger: s.log}
 		if !s.torch {

@@ -165,10 +165,14 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s", e.Call, text)
 }
 
-// Check returns an error for a result that is neither Success nor InProgress.
+// Check returns an error for a result that is not Success. A call in progress is one: its kernel would come after the event
+// that stands for its end.
 func Check(a API, c Comm, call string, r Result) error {
-	if r == Success || r == InProgress {
+	switch r {
+	case Success:
 		return nil
+	case InProgress:
+		return &Error{Call: "nccl" + call, Result: r, Text: "it does not block, as this library needs: do not set NCCL_COMM_BLOCKING to 0"}
 	}
 	return &Error{Call: "nccl" + call, Result: r, Text: a.ErrorText(c, r)}
 }

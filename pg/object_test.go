@@ -11,7 +11,6 @@ import (
 
 	"github.com/c10d-go/c10d/internal/must"
 	"github.com/c10d-go/c10d/pg"
-	"github.com/c10d-go/c10d/pg/gobcodec"
 	"github.com/c10d-go/c10d/pg/pgtest"
 )
 
@@ -100,13 +99,6 @@ func TestObjectsThatCannotBeEncoded(t *testing.T) {
 			defer cancel()
 			_, err := pg.ScatterObject(ctx, g, []string{"a"}, 0, picky{})
 			require.ErrorContains(t, err, "1 objects for 3 ranks")
-		})
-	})
-	t.Run("nil pointers", func(t *testing.T) {
-		pgtest.Run(t, 2, func(t *testing.T, g *pg.ProcessGroup) {
-			var v *struct{ Loss float64 }
-			_, err := pg.BroadcastObject(t.Context(), g, []*struct{ Loss float64 }{v}, 0, gobcodec.New[*struct{ Loss float64 }]())
-			require.ErrorContains(t, err, "gob: a nil pointer of type *struct { Loss float64 }")
 		})
 	})
 	t.Run("several cannot", func(t *testing.T) {

@@ -3,7 +3,6 @@ package tensor
 import (
 	"fmt"
 	"strconv"
-	"strings"
 )
 
 // DeviceType is a kind of device.
@@ -47,23 +46,6 @@ func (d Device) String() string {
 		return "cpu"
 	}
 	return d.Type.String() + ":" + strconv.Itoa(d.Index)
-}
-
-// ParseDevice reads "cpu", "cuda" or "cuda:1".
-func ParseDevice(s string) (Device, error) {
-	name, index, found := strings.Cut(s, ":")
-	t, err := ParseDeviceType(name)
-	if err != nil {
-		return Device{}, err
-	}
-	if !found {
-		return Device{Type: t}, nil
-	}
-	n, err := strconv.ParseUint(index, 10, 31)
-	if err != nil || t == CPU && n != 0 {
-		return Device{}, fmt.Errorf("tensor: bad device index in %q", s)
-	}
-	return Device{Type: t, Index: int(n)}, nil
 }
 
 // Memory is the device memory of a tensor. The package that allocates it implements the

@@ -8,33 +8,6 @@ import (
 	"slices"
 )
 
-// Full returns a contiguous CPU tensor with every element set as by SetFloat64.
-func Full(dtype DType, value float64, shape ...int) (*Tensor, error) {
-	t, err := New(dtype, shape...)
-	if err != nil {
-		return nil, err
-	}
-	if err := t.Fill(value); err != nil {
-		return nil, err
-	}
-	return t, nil
-}
-
-// Arange returns a CPU tensor of one dimension with the elements 0, 1, ..., n-1.
-func Arange(dtype DType, n int) (*Tensor, error) {
-	t, err := New(dtype, n)
-	if err != nil {
-		return nil, err
-	}
-	es := dtype.Size()
-	for i := range n {
-		if !store(dtype, t.data[i*es:(i+1)*es], float64(i)) {
-			return nil, invalid("Arange", "%v cannot hold %d", dtype, i)
-		}
-	}
-	return t, nil
-}
-
 // Fill sets every element of a CPU tensor as SetFloat64 does.
 func (t *Tensor) Fill(value float64) error {
 	const op = "Fill"

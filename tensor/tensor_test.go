@@ -63,17 +63,6 @@ func TestDTypes(t *testing.T) {
 	}
 }
 
-func TestDevices(t *testing.T) {
-	for in, want := range map[string]tensor.Device{
-		"cpu": {}, "cpu:0": {}, "cuda": {Type: tensor.CUDA}, "cuda:3": {Type: tensor.CUDA, Index: 3},
-	} {
-		require.Equal(t, want, musts.Get(tensor.ParseDevice(in)))
-	}
-	for _, bad := range []string{"", "gpu", "cpu:1", "cuda:", "cuda:-1", "cuda:+1", "cuda:x", "cuda:1:2", "cuda:99999999999"} {
-		require.Error(t, musts.Err(tensor.ParseDevice(bad)), bad)
-	}
-}
-
 func TestOfEveryType(t *testing.T) {
 	check := func(d tensor.DType, x *tensor.Tensor, err error) {
 		t.Helper()
@@ -167,8 +156,7 @@ func TestWrongArguments(t *testing.T) {
 		"device from dense":  func() error { _, err := tensor.FromDense(dev, 1); return err },
 		"compare nil":        func() error { _, err := x.Equal(nil); return err },
 		"not complex":        func() error { _, err := x.ViewAsReal(); return err },
-		"full":               func() error { _, err := tensor.Full(tensor.Uint8, 256, 1); return err },
-		"arange":             func() error { _, err := tensor.Arange(tensor.Int8, 129); return err },
+		"fill":               func() error { return musts.Get(tensor.New(tensor.Uint8, 1)).Fill(256) },
 	} {
 		err := call()
 		require.ErrorIs(t, err, tensor.ErrInvalid, name)
@@ -206,6 +194,13 @@ func TestDeviceViews(t *testing.T) {
 	require.ErrorIs(t, musts.Err(tensor.Sparse(every2nd, values, 9)), tensor.ErrInvalid)
 }
 
+// ones returns a tensor of ones.
+func ones(d tensor.DType, shape ...int) *tensor.Tensor {
+	x := musts.Get(tensor.New(d, shape...))
+	musts.Do(x.Fill(1))
+	return x
+}
+
 func TestSetFloat64(t *testing.T) {
 	inf, nan := math.Inf(1), math.NaN()
 	for _, c := range []struct {
@@ -222,7 +217,7 @@ func TestSetFloat64(t *testing.T) {
 		{tensor.Float8E4M3, 448, 448}, {tensor.Float8E4M3, 1e9, nan}, {tensor.Float8E5M2, 1e9, inf}, {tensor.Float8E5M2, 0.3, 0.3125},
 		{tensor.Float32, 0.1, float64(float32(0.1))}, {tensor.Float64, 0.1, 0.1}, {tensor.Float64, nan, nan},
 	} {
-		x := musts.Get(tensor.Full(c.d, 1, 2))
+		x := ones(c.d, 2)
 		err := x.SetFloat64(c.v, 1)
 		if c.d.IsInteger() && math.IsNaN(c.want) {
 			require.ErrorIsf(t, err, tensor.ErrInvalid, "%v %v", c.d, c.v)
@@ -243,7 +238,7 @@ func TestSetFloat64(t *testing.T) {
 
 func TestFill(t *testing.T) {
 	for _, d := range tensor.DTypes() {
-		x := musts.Get(tensor.Full(d, 1, 5, 7))
+		x := ones(d, 5, 7)
 		v := musts.Get(x.Slice(1, 2, 5))
 		v = musts.Get(v.Transpose(0, 1))
 		require.NoError(t, v.Fill(0))
@@ -251,7 +246,7 @@ func TestFill(t *testing.T) {
 			require.Equalf(t, i[1] < 2 || i[1] >= 5, musts.Get(realAt(x, i)) == 1, "%v %v", d, i)
 		})
 	}
-	require.Zero(t, musts.Get(tensor.Full(tensor.Int8, 1, 0)).Len())
+	require.Zero(t, ones(tensor.Int8, 0).Len())
 }
 
 func TestViewAsReal(t *testing.T) {
@@ -325,9 +320,13 @@ func TestFormat(t *testing.T) {
 		require.Equal(t, want, y.Dump())
 	}
 
-	long := musts.Get(tensor.Arange(tensor.Int32, 1001))
+	numbers := make([]int32, 1001)
+	for i := range numbers {
+		numbers[i] = int32(i)
+	}
+	long := of(t, numbers, 1001)
 	require.Equal(t, "int32[1001]\n[   0,    1,    2, ...,  998,  999, 1000]", long.Dump())
-	wide := musts.Get(tensor.Full(tensor.Int8, 1, 300, 4))
+	wide := ones(tensor.Int8, 300, 4)
 	require.Equal(t, "int8[300 4]\n[[1, 1, 1, 1],\n [1, 1, 1, 1],\n [1, 1, 1, 1],\n ...,\n [1, 1, 1, 1],\n [1, 1, 1, 1],\n [1, 1, 1, 1]]", wide.Dump())
 	require.NotContains(t, musts.Get(long.Slice(0, 0, 1000)).Dump(), "...")
 	empty := musts.Get(tensor.New(tensor.Int8, 1<<30, 0))

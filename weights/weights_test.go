@@ -360,7 +360,8 @@ func TestLateCancellation(t *testing.T) {
 	p := listen(t, PublisherOptions{Bucket: minBucket})
 	r := dial(t, p.Addr(), ReceiverOptions{})
 	require.NoError(t, p.Await(within(t), 1))
-	x := must.Get(tensor.Full(tensor.Float32, 1, 32*minBucket/4))
+	x := must.Get(tensor.New(tensor.Float32, 32*minBucket/4))
+	must.Do(x.Fill(1))
 	params := []Named{{"x", x}}
 	must.Get(p.Publish(within(t), 1, params))
 	require.NoError(t, x.Fill(2))

@@ -166,7 +166,6 @@ var layers = []layer{
 	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "internal/ownfile", "internal/rankpage", "store", "store/tcp", "trace/debug", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},
 	{"pg", []string{"tensor", "work", "trace", "store", "store/tcp", "backend", "backend/detail", "internal/cputime", "internal/credentials", "internal/launch", "internal/meet", "internal/membership", "internal/rankpage", "internal/waiting"}},
-	{"pg/gobcodec", nil},
 	{"pg/pgweights", []string{"tensor", "work", "pg"}},
 	{"pg/pgtest", []string{"store", "backend", "backend/gloo", "pg"}},
 	{"ddp", []string{"tensor", "work", "store", "backend", "pg"}},

@@ -14,7 +14,7 @@ import (
 // documented are the packages whose names the documents use.
 var documented = map[string]string{
 	"backend": "backend", "cuda": "backend/cuda", "driver": "backend/cuda/driver", "gloo": "backend/gloo", "detail": "backend/detail",
-	"ddp": "ddp", "checkpoint": "ddp/checkpoint", "pg": "pg", "pgtest": "pg/pgtest", "pgweights": "pg/pgweights", "gobcodec": "pg/gobcodec", "store": "store", "redis": "store/redis",
+	"ddp": "ddp", "checkpoint": "ddp/checkpoint", "pg": "pg", "pgtest": "pg/pgtest", "pgweights": "pg/pgweights", "store": "store", "redis": "store/redis",
 	"tcp": "store/tcp", "tensor": "tensor", "trace": "trace", "debug": "trace/debug", "weights": "weights", "work": "work",
 	"rendezvous": "internal/rendezvous", "transport": "internal/transport",
 }

@@ -12,8 +12,7 @@
 // # Clusters
 //
 // [Find] makes a [Layout] of what the ranks publish: host, device, network interface, speed. The
-// border ranks of a cluster are those nearest to their interfaces. They carry its traffic, in
-// proportion to the speed of their links. Two clusters may differ in their ranks: a buffer is cut
+// ranks of a cluster carry its traffic in proportion to the speed of their links. Two clusters may differ in their ranks: a buffer is cut
 // wherever the share of a rank of any cluster begins, and one rank of each cluster is responsible for
 // each piece.
 //

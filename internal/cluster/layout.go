@@ -8,12 +8,11 @@ import (
 // Member is what a rank says about itself, as far as clusters go by it. The zero value of a field
 // means that it is unknown.
 type Member struct {
-	Host     string // ranks of different hosts are never in one cluster
-	Cluster  string // splits a host into several clusters
-	Device   string // kind of device that holds its tensors; "" is the CPU
-	NIC      string // network interface by which the rank reaches other clusters
-	Distance int    // from the rank's device to that interface
-	Speed    int64  // of that interface, in any unit that all ranks share
+	Host    string // ranks of different hosts are never in one cluster
+	Cluster string // splits a host into several clusters
+	Device  string // kind of device that holds its tensors; "" is the CPU
+	NIC     string // network interface by which the rank reaches other clusters
+	Speed   int64  // of that interface, in any unit that all ranks share
 }
 
 // Layout says which ranks form each cluster, and which share of the traffic between clusters each
@@ -27,9 +26,8 @@ type Layout struct {
 // Find returns the layout of a group. A cluster is the ranks with equal Host, Cluster and Device.
 // Clusters are numbered in the order of their first ranks.
 //
-// Within a cluster the ranks at the least distance from their interfaces carry the traffic. They
-// share it in proportion to the speed of the interfaces. Ranks with one interface share its speed.
-// If a speed is unknown, it counts as the lowest known one of the cluster.
+// The ranks of a cluster share its traffic in proportion to the speed of their interfaces. Ranks with one interface share its
+// speed. If a speed is unknown, it counts as the lowest known one of the cluster.
 func Find(ranks []Member) *Layout {
 	type key struct{ host, cluster, device string }
 	numbers, at := map[key]int{}, make([]int, len(ranks))
@@ -42,30 +40,19 @@ func Find(ranks []Member) *Layout {
 	}
 	l := New(at, nil)
 	for _, members := range l.members {
-		least, slowest := ranks[members[0]].Distance, int64(0)
+		slowest, users := int64(0), map[string]int64{}
 		for _, r := range members {
-			least = min(least, ranks[r].Distance)
 			if s := ranks[r].Speed; s > 0 && (slowest == 0 || s < slowest) {
 				slowest = s
 			}
-		}
-		users := map[string]int64{}
-		var border []int
-		for _, r := range members {
-			if ranks[r].Distance == least {
-				border = append(border, r)
-				users[ranks[r].NIC]++
-			}
+			users[ranks[r].NIC]++
 		}
 		all := int64(1) // divisible by each number of users
 		for _, n := range users {
 			all = lcm(all, n)
 		}
 		for _, r := range members {
-			l.weights[r] = 0
-		}
-		for _, r := range border {
-			l.weights[r] = max(1, cmp.Or(max(0, ranks[r].Speed), slowest, 1))
+			l.weights[r] = cmp.Or(max(0, ranks[r].Speed), slowest, 1)
 			if ranks[r].NIC != "" {
 				l.weights[r] *= all / users[ranks[r].NIC]
 			}
@@ -75,7 +62,7 @@ func Find(ranks []Member) *Layout {
 }
 
 // New returns the layout of a group whose rank r is in cluster clusters[r], which may be any number,
-// and carries weights[r] of the traffic. Nil weights are equal.
+// and carries weights[r] of the traffic, at least 1. Nil weights are equal.
 func New(clusters []int, weights []int64) *Layout {
 	l := &Layout{cluster: make([]int, len(clusters)), place: make([]int, len(clusters)), weights: make([]int64, len(clusters))}
 	numbers := map[int]int{}
@@ -113,16 +100,6 @@ func (l *Layout) Place(rank int) int { return l.place[rank] }
 // Members returns the ranks of a cluster, ascending. The caller must not change them.
 func (l *Layout) Members(cluster int) []int { return l.members[cluster] }
 
-// Border returns the ranks of a cluster that carry its traffic.
-func (l *Layout) Border(cluster int) (ranks []int) {
-	for _, r := range l.members[cluster] {
-		if l.weights[r] > 0 {
-			ranks = append(ranks, r)
-		}
-	}
-	return ranks
-}
-
 // Share returns which part of its cluster's traffic a rank carries.
 func (l *Layout) Share(rank int) float64 {
 	var all int64
@@ -158,10 +135,9 @@ func (l *Layout) cutBlocks(cluster int, start []int64, turn int) []int64 {
 	}
 	at, shift := make([]int64, len(m)+1), all/int64(len(m))*int64(turn%len(m))
 	for i, r := range m {
-		if sum > 0 { // ranks without weight stay without a block
+		at[i] = start[0]
+		if i > 0 {
 			at[i] = start[min(int64(len(start)-1), (int64(len(start)-1)*sum+shift)/all)]
-		} else {
-			at[i] = start[0]
 		}
 		sum += l.weights[r]
 	}

@@ -199,12 +199,11 @@ func (b *planner) finish() {
 	}
 }
 
-// leaders returns a rank for each cluster: the root in its own cluster, and in the others the first rank that carries
-// traffic.
+// leaders returns a rank for each cluster: the root in its own cluster, and in the others the first rank.
 func (b *planner) leaders() []int {
 	ranks := make([]int, len(b.l.members))
 	for c := range ranks {
-		ranks[c] = b.l.Border(c)[0]
+		ranks[c] = b.l.members[c][0]
 	}
 	if b.Op.Rooted() {
 		ranks[b.l.cluster[b.Root]] = b.Root
@@ -373,8 +372,8 @@ const inColumns = 128 << 10
 
 // grid reports whether all clusters have as many ranks, all with one share of the traffic.
 func (b *planner) grid() bool {
-	for c, m := range b.l.members {
-		if len(m) != len(b.here) || len(b.l.Border(c)) != len(m) {
+	for _, m := range b.l.members {
+		if len(m) != len(b.here) {
 			return false
 		}
 		for _, r := range m {

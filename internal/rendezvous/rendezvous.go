@@ -69,9 +69,6 @@ type Config struct {
 	// family, and another LocalAddr means Gloo's choice.
 	LocalAddr netip.Addr
 
-	// HostName is published to inform the others; if empty, the system's host name.
-	HostName string
-
 	// Timeout bounds Connect together with its context; 0 or less means
 	// store.DefaultTimeout.
 	Timeout time.Duration
@@ -122,7 +119,9 @@ type Native struct {
 }
 
 // recordKey is where a rank's record lies.
-func recordKey(rank int) string { return fmt.Sprintf("native_%d", rank) }
+func recordKey(rank int) string { return fmt.Sprintf(recordFormat, rank) }
+
+const recordFormat = "native_%d"
 
 // Connect connects this rank with all others and returns their mesh. The caller has to close
 // it. An error is an *Error, unless cfg is invalid.
@@ -138,13 +137,9 @@ func Connect(ctx context.Context, cfg Config) (transport.Mesh, error) {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = store.DefaultTimeout
 	}
-	if cfg.HostName == "" {
-		cfg.HostName, _ = os.Hostname()
-	}
-	if len(cfg.HostName) > maxHost {
-		cfg.HostName = cfg.HostName[:maxHost]
-	}
 	m := newMeeting(cfg)
+	m.host, _ = os.Hostname()
+	m.host = m.host[:min(len(m.host), maxHost)]
 	if cfg.Meeting != nil {
 		cfg.Meeting.Lacks(m.lacking)
 		defer cfg.Meeting.Lacks(nil)
@@ -161,6 +156,7 @@ func Connect(ctx context.Context, cfg Config) (transport.Mesh, error) {
 // meeting is one call of Connect.
 type meeting struct {
 	cfg      Config
+	host     string // of this rank
 	begun    time.Time
 	mesh     *wire.Mesh
 	acceptor *acceptor
@@ -251,13 +247,11 @@ func (m *meeting) run(ctx context.Context) (*Error, *transport.Fault) {
 }
 
 // work publishes this rank's address, reads those of the others, and connects. Ranks of this library alone first publish
-// their records, which may be empty.
+// their records, which may be empty. A rank that takes only the native wire does not listen for Gloo's.
 func (m *meeting) work(ctx context.Context, stop context.CancelCauseFunc) error {
-	n := m.cfg.Native
-	if n != nil && n.Only {
-		return m.workNative(ctx)
-	}
-	if m.cfg.Meeting != nil {
+	n, first := m.cfg.Native, m.cfg.Meeting != nil
+	only := n != nil && n.Only
+	if first && !only {
 		var record []byte
 		if n != nil {
 			record = n.Record
@@ -271,18 +265,24 @@ func (m *meeting) work(ctx context.Context, stop context.CancelCauseFunc) error 
 			return err
 		}
 	}
-	addr, err := listenAddr(ctx, m.cfg)
+	published, err := m.listen(ctx, only)
 	if err != nil {
 		return err
 	}
-	if err := m.listen(addr); err != nil {
+	if n != nil && (only || !first) { // who has all addresses has all records
+		err := m.cfg.Store.MultiSet(ctx, []string{recordKey(m.cfg.Rank), strconv.Itoa(m.cfg.Rank)}, [][]byte{n.Record, published})
+		met := false
+		if err == nil {
+			met, err = m.connectNative(ctx)
+		}
+		if err != nil || met {
+			return err
+		}
+	} else if err := m.cfg.Store.Set(ctx, strconv.Itoa(m.cfg.Rank), published); err != nil {
 		return err
 	}
-	m.mu.Lock()
-	published := m.own.encode()
-	m.mu.Unlock()
-	if met, err := m.publish(ctx, published); err != nil || met {
-		return err
+	if only {
+		return ErrWire
 	}
 	err = m.readAddresses(ctx, func(i int, b []byte) error {
 		at, err := m.readValue(i, b)
@@ -335,38 +335,6 @@ func (m *meeting) readAddresses(ctx context.Context, take func(rank int, value [
 	return nil
 }
 
-// workNative is work of a rank that does not listen for Gloo's wire. Other ranks wait for its value.
-func (m *meeting) workNative(ctx context.Context) error {
-	m.mu.Lock()
-	m.own = valueNotListening(perRank(m.cfg.Store), m.cfg.HostName, m.cfg.Size)
-	published := m.own.encode()
-	m.mu.Unlock()
-	met, err := m.publish(ctx, published)
-	if err == nil && !met {
-		err = ErrWire
-	}
-	return err
-}
-
-// publish publishes this rank's address and record. It returns true if the ranks have connected
-// by the native wire.
-func (m *meeting) publish(ctx context.Context, address []byte) (bool, error) {
-	own, n := strconv.Itoa(m.cfg.Rank), m.cfg.Native
-	if m.own.perRank {
-		if err := m.publishHost(ctx); err != nil {
-			return false, err
-		}
-	}
-	if n == nil || m.cfg.Meeting != nil && !n.Only {
-		return false, m.cfg.Store.Set(ctx, own, address)
-	}
-	err := m.cfg.Store.MultiSet(ctx, []string{recordKey(m.cfg.Rank), own}, [][]byte{n.Record, address})
-	if err != nil {
-		return false, err
-	}
-	return m.connectNative(ctx)
-}
-
 // connectNative returns true if the ranks have connected by the native wire.
 func (m *meeting) connectNative(ctx context.Context) (bool, error) {
 	records, err := m.records(ctx)
@@ -403,40 +371,45 @@ func (m *meeting) records(ctx context.Context) ([][]byte, error) {
 	for r := range keys {
 		addresses[r], keys[r] = strconv.Itoa(r), recordKey(r)
 	}
-	if m.cfg.Meeting != nil {
-		records, err := m.cfg.Store.MultiGet(ctx, keys)
-		for r := range records {
-			if len(records[r]) == 0 {
-				records[r] = nil
-			}
+	if m.cfg.Meeting == nil {
+		if err := m.cfg.Store.Wait(ctx, addresses...); err != nil {
+			return nil, err
 		}
-		return records, err
+		there, err := m.there(ctx, keys)
+		if err != nil {
+			return nil, err
+		}
+		keys = slices.DeleteFunc(keys, func(key string) bool { return !there[key] })
 	}
-	if err := m.cfg.Store.Wait(ctx, addresses...); err != nil {
-		return nil, err
+	values, err := m.cfg.Store.MultiGet(ctx, keys)
+	records := make([][]byte, m.cfg.Size)
+	for i, v := range values {
+		var r int
+		if _, bad := fmt.Sscanf(keys[i], recordFormat, &r); bad == nil && len(v) > 0 {
+			records[r] = v
+		}
 	}
-	return m.there(ctx, keys)
+	return records, err
 }
 
-// there returns the values of keys, nil for those that are not in the store. Few missing ones cost
-// few calls.
-func (m *meeting) there(ctx context.Context, keys []string) ([][]byte, error) {
-	all, err := m.cfg.Store.Check(ctx, keys...)
-	switch {
-	case err != nil:
-		return nil, err
-	case all:
-		return m.cfg.Store.MultiGet(ctx, keys)
-	case len(keys) == 1:
-		return [][]byte{nil}, nil
+// there returns which keys are in the store, as far as it answers. Few missing ones cost few calls.
+func (m *meeting) there(ctx context.Context, keys []string) (map[string]bool, error) {
+	found := make(map[string]bool)
+	var look func(keys []string) error
+	look = func(keys []string) error {
+		all, err := m.cfg.Store.Check(ctx, keys...)
+		if half := len(keys) / 2; err == nil && !all && half > 0 {
+			return errors.Join(look(keys[:half]), look(keys[half:]))
+		}
+		for _, key := range keys {
+			found[key] = err == nil && all
+		}
+		return err
 	}
-	half := len(keys) / 2
-	first, err := m.there(ctx, keys[:half])
-	if err != nil {
-		return nil, err
+	if len(keys) == 0 {
+		return found, nil
 	}
-	second, err := m.there(ctx, keys[half:])
-	return append(first, second...), err
+	return found, look(keys)
 }
 
 // watch notices the end of the mesh and of peers.
@@ -462,11 +435,11 @@ func (m *meeting) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	}
 }
 
-// listen opens this rank's listeners and makes the value to publish.
-func (m *meeting) listen(addr netip.Addr) error {
-	var err error
-	v := value{perRank: perRank(m.cfg.Store), host: m.cfg.HostName}
-	open := func(enter func(net.Conn, net.Listener)) error {
+// listen opens this rank's listeners, unless it takes only the native wire, and returns the value to publish. The host name,
+// which PyTorch up to 2.0 reads before that, is published already.
+func (m *meeting) listen(ctx context.Context, only bool) (published []byte, err error) {
+	v := value{perRank: perRank(m.cfg.Store), host: m.host}
+	open := func(addr netip.Addr, enter func(net.Conn, net.Listener)) error {
 		l, err := net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
 		if err != nil {
 			return openfiles.Explain(err)
@@ -476,19 +449,30 @@ func (m *meeting) listen(addr netip.Addr) error {
 		m.acceptor.add(l, func(conn net.Conn) { enter(conn, l) })
 		return nil
 	}
-	if !v.perRank {
-		err = open(func(conn net.Conn, _ net.Listener) { m.identify(conn) })
-		v.ids = newIDs(m.cfg.Size)
-	}
-	for i := range m.peers {
-		if v.perRank && i != m.cfg.Rank && err == nil {
-			err = open(func(conn net.Conn, l net.Listener) { m.claim(i, conn, l) })
+	if only {
+		v = valueNotListening(v.perRank, m.host, m.cfg.Size)
+	} else {
+		addr, err := listenAddr(ctx, m.cfg)
+		if err == nil && !v.perRank {
+			err = open(addr, func(conn net.Conn, _ net.Listener) { m.identify(conn) })
+			v.ids = newIDs(m.cfg.Size)
+		}
+		for i := range m.peers {
+			if v.perRank && i != m.cfg.Rank && err == nil {
+				err = open(addr, func(conn net.Conn, l net.Listener) { m.claim(i, conn, l) })
+			}
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.own = v
-	return err
+	m.mu.Unlock()
+	if v.perRank {
+		err = m.cfg.Store.Set(ctx, fmt.Sprintf("rank_%d", m.cfg.Rank), []byte(m.host))
+	}
+	return v.encode(), err
 }
 
 // listenAddr returns the address that cfg asks for.
@@ -893,16 +877,15 @@ func (m *meeting) silent(ctx context.Context, ranks []int) []Missing {
 // have a native wire. Then it reads the addresses of the ranks one after the other.
 func (m *meeting) missing(ctx context.Context) []Missing {
 	var all, waiters []Missing
-	var unseen []int
+	var unseen []string
 	m.mu.Lock()
 	for i := range m.peers {
 		if i != m.cfg.Rank && m.peers[i].stage == unpublished {
-			unseen = append(unseen, i)
+			unseen = append(unseen, m.cameKey(i))
 		}
 	}
 	m.mu.Unlock()
-	came := make(map[int]bool)
-	m.findCame(ctx, unseen, came)
+	came, _ := m.there(ctx, unseen)
 	for i := range m.peers {
 		m.mu.Lock()
 		p := m.peers[i]
@@ -917,7 +900,7 @@ func (m *meeting) missing(ctx context.Context) []Missing {
 		case awaited:
 			x.What, waits = "did not connect", true
 		case unpublished:
-			if came[i] {
+			if came[m.cameKey(i)] {
 				x.What, waits = "did not connect", true
 				break
 			}
@@ -936,27 +919,6 @@ func (m *meeting) missing(ctx context.Context) []Missing {
 		return waiters
 	}
 	return all
-}
-
-// findCame notes which of the ranks have published their address. Few that have not cost few calls.
-func (m *meeting) findCame(ctx context.Context, ranks []int, came map[int]bool) {
-	if len(ranks) == 0 {
-		return
-	}
-	keys := make([]string, len(ranks))
-	for i, r := range ranks {
-		keys[i] = m.cameKey(r)
-	}
-	all, err := m.cfg.Store.Check(ctx, keys...)
-	switch half := len(ranks) / 2; {
-	case err == nil && all:
-		for _, r := range ranks {
-			came[r] = true
-		}
-	case err == nil && half > 0:
-		m.findCame(ctx, ranks[:half], came)
-		m.findCame(ctx, ranks[half:], came)
-	}
 }
 
 // result returns the mesh of a meeting that has succeeded.

@@ -46,7 +46,7 @@ func start(ctx context.Context, st store.Store, size int, edit func(*Config), ra
 	out := make(chan outcome, len(ranks))
 	for _, r := range ranks {
 		go func() {
-			cfg := Config{Store: st, Rank: r, Size: size, Address: loopback, Timeout: patience, HostName: "host" + strconv.Itoa(r)}
+			cfg := Config{Store: st, Rank: r, Size: size, Address: loopback, Timeout: patience}
 			if edit != nil {
 				edit(&cfg)
 			}

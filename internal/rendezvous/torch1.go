@@ -1,7 +1,6 @@
 package rendezvous
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -11,11 +10,6 @@ import (
 // perRank reports whether addresses in st have the form of PyTorch up to 2.0. There a rank has an address for each
 // other rank, and a connection begins with the first message.
 func perRank(st store.Store) bool { return store.IsTorch1(st) }
-
-// publishHost publishes the host name, which PyTorch up to 2.0 reads before the address.
-func (m *meeting) publishHost(ctx context.Context) error {
-	return m.cfg.Store.Set(ctx, fmt.Sprintf("rank_%d", m.cfg.Rank), []byte(m.cfg.HostName))
-}
 
 // parsePerRank reads the address of each other rank.
 func parsePerRank(b []byte, size int) (value, error) {

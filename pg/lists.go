@@ -26,7 +26,7 @@ func (m memberLists) String() string {
 func listKey(group string) string { return "c10d-go/lists/" + group }
 
 // compareLists compares this rank's lists with those of the first rank that made the groups, and tells all that make one of
-// them if they differ.
+// them if they differ. In a job with PyTorch ranks it tells nobody.
 func (w *world) compareLists(ctx context.Context, s groupSpec) error {
 	mine := memberLists{w.rank, [][]int{s.ranks}}
 	if s.lists != nil {
@@ -48,6 +48,9 @@ func (w *world) compareLists(ctx context.Context, s groupSpec) error {
 		return nil
 	}
 	err = fmt.Errorf("pg: group %q: %w: %v, %v", s.name, ErrGroupMismatch, first, mine)
+	if !w.tells {
+		return err
+	}
 	fault := meet.Fault{Rank: w.rank, By: w.rank, Kind: kindLists, Text: err.Error()}
 	meet.Tell(noticeStore(w.store, s.key), fault)
 	for n := s.counted; n < s.counted-1+max(len(first.Ranks), len(mine.Ranks)); n++ {

@@ -78,13 +78,11 @@ func tell(ctx context.Context, n *meet.Notice, ranks []int, rank int, err error)
 	return err
 }
 
-// tellOthers makes a group. The ranks that make it tell each other if they cannot. In a job with
-// PyTorch ranks they only tell each other that their lists differ.
+// tellOthers makes a group. The ranks that make it tell each other if they cannot, but in a job with PyTorch ranks.
 func (w *world) tellOthers(ctx context.Context, s groupSpec) (*ProcessGroup, error) {
 	rank := slices.Index(s.ranks, w.rank)
 	n := s.notice
-	mixed := !w.tells
-	if n == nil && (rank < 0 || len(s.ranks) == 1 || mixed && (!w.compares || w.root == nil)) {
+	if n == nil && (rank < 0 || len(s.ranks) == 1 || !w.tells) {
 		return w.makeGroup(ctx, s, nil)
 	}
 	if n == nil {
@@ -92,17 +90,14 @@ func (w *world) tellOthers(ctx context.Context, s groupSpec) (*ProcessGroup, err
 		ctx, stop = context.WithCancelCause(ctx)
 		defer stop(nil)
 		var err error
-		n, err = meet.Join(ctx, meet.NoticeConfig{Store: noticeStore(w.store, cmp.Or(s.key, s.name)), Rank: rank, Ranks: s.ranks, Foreign: mixed}, stop)
+		n, err = meet.Join(ctx, meet.NoticeConfig{Store: noticeStore(w.store, cmp.Or(s.key, s.name)), Rank: rank, Ranks: s.ranks}, stop)
 		if err != nil {
+			defer n.Close()
 			return nil, tell(ctx, n, s.ranks, rank, fmt.Errorf("pg: group %q: %w", s.name, err))
 		}
 	}
 	defer n.Close()
-	meeting := n
-	if mixed {
-		meeting = nil
-	}
-	g, err := w.makeGroup(ctx, s, meeting)
+	g, err := w.makeGroup(ctx, s, n)
 	if err != nil {
 		err = tell(ctx, n, s.ranks, rank, err)
 		w.note(&foreign{err})

@@ -1,7 +1,6 @@
 package meet
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -69,23 +68,12 @@ const (
 	firstLook   = 10 * time.Millisecond
 	longestLook = 250 * time.Millisecond
 
-	// window is for how many missing ranks rank 0 looks at a time whether they are foreign.
-	window = 32
-
-	// batch is how many entries of a log are read at a time.
-	batch = 256
-
-	// lastWord bounds a rank's calls of the store after its call has failed. answerLimit bounds the wait for an answer,
-	// which takes longestLook.
-	lastWord    = 500 * time.Millisecond
+	// answerLimit bounds the wait for an answer, which takes longestLook.
 	answerLimit = 2 * time.Second
 )
 
 // lastKey has the record of the last rank 0 of any job.
 const lastKey = "c10d-go/meet/last"
-
-// never is a value that no rank writes.
-const never = "\x00"
 
 // record describes a process.
 type record struct {
@@ -177,7 +165,7 @@ func (c *Call) Meet(ctx context.Context) (Run, error) {
 	if err != nil {
 		err = c.fail(ctx, err)
 	}
-	last, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	last, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), LastWord)
 	defer cancel()
 	together(func(begin func(func() error)) {
 		begin(func() (err error) {
@@ -352,11 +340,8 @@ func (c *Call) leads(e end) bool { return e.Zero != nil && e.Zero.Nonce == c.sel
 
 // peek returns the value of key, "" if it is missing. It does not wait.
 func (c *Call) peek(ctx context.Context, key string) (string, error) {
-	v, err := c.corner.CompareSet(ctx, key, []byte(never), []byte(never))
-	if string(v) == never {
-		v = nil
-	}
-	return string(v), err
+	values, err := Look(ctx, c.corner, key)
+	return values[0], err
 }
 
 // latest returns the turn that has not ended, and how the one before did.
@@ -411,17 +396,8 @@ func (c *Call) parse(text string) (e end) {
 
 // endTurn ends a turn, unless it has ended. It returns how.
 func (c *Call) endTurn(ctx context.Context, turn int, e end) (end, error) {
-	b, err := once(ctx, c.corner, endKey(turn), encode(e))
+	b, err := Once(ctx, c.corner, endKey(turn), encode(e))
 	return c.parse(string(b)), err
-}
-
-// once sets a key that is written once, and wakes those that wait for it. It returns what the key holds then.
-func once(ctx context.Context, st store.Store, key string, value []byte) ([]byte, error) {
-	held, err := st.CompareSet(ctx, key, nil, value)
-	if err == nil && bytes.Equal(held, value) {
-		err = st.Set(ctx, key, value) // PyTorch's servers wake nobody for a CompareSet
-	}
-	return held, err
 }
 
 // ended waits for the end of a turn.
@@ -473,12 +449,8 @@ func (c *Call) leaveWill(ctx context.Context, turns ...int) error {
 		if slices.Contains(c.wills, key) {
 			continue
 		}
-		err := store.SetWill(ctx, c.corner, key, nil, encode(end{Fault: gone}))
-		if errors.Is(err, errors.ErrUnsupported) {
-			return nil
-		}
 		c.wills = append(c.wills, key) // the server may have it even after an error
-		if err != nil {
+		if err := Will(ctx, c.corner, key, nil, encode(end{Fault: gone})); err != nil {
 			return err
 		}
 	}
@@ -623,7 +595,7 @@ func (c *Call) fail(ctx context.Context, err error) error {
 		return e
 	}
 	if late || asks {
-		limit := lastWord
+		limit := LastWord
 		if late {
 			limit = answerLimit
 		}
@@ -644,7 +616,7 @@ func (c *Call) fail(ctx context.Context, err error) error {
 			f.Rank = named[0]
 		}
 	}
-	last, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	last, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), LastWord)
 	defer cancel()
 	if late {
 		e.Err = c.otherRun(last, e.Err)
@@ -673,8 +645,8 @@ func (c *Call) otherRun(ctx context.Context, err error) error {
 	if before.Zero != nil {
 		return err
 	}
-	b, e := c.cfg.Store.CompareSet(ctx, lastKey, []byte(never), []byte(never))
-	known := e == nil && json.Unmarshal(b, &last) == nil
+	text, e := Look(ctx, c.cfg.Store, lastKey)
+	known := e == nil && json.Unmarshal([]byte(text[0]), &last) == nil
 	switch {
 	case known && last.Job != c.self.Job:
 		return fmt.Errorf("%w (the last rank 0 in this store, %s, is of job %q; this rank is of job %q)", err, last.process(), last.Job, c.self.Job)
@@ -730,7 +702,7 @@ func (c *Call) Missing(ctx context.Context) (missing []int, answered bool, err e
 		return missing, answered, err
 	}
 	// The log has to say who has come.
-	look, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	look, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), LastWord)
 	defer cancel()
 	here := c.newLog()
 	if err := here.catchUp(look); err != nil {

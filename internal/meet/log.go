@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/c10d-go/c10d/store"
 )
@@ -66,64 +67,30 @@ func (l *log) take(text []byte) error {
 	return nil
 }
 
-// read reads entries until all have come or ctx ends.
-func (l *log) read(ctx context.Context) error {
-	for !l.full() {
+// read reads the entries that are there, and further ones as they come, until all ranks have come or limit is over. An entry
+// that is late keeps it from others for that long at most: its process may have died before it wrote it.
+func (l *log) read(ctx context.Context, limit time.Duration) error {
+	brief, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		if err := l.catchUp(ctx); err != nil || l.full() {
+			return err
+		}
 		l.mu.Lock()
-		next := l.next
+		first := slices.Concat(l.late, []int{l.next})[0]
 		l.mu.Unlock()
-		b, err := l.c.corner.Get(ctx, entryKey(l.turn, next))
+		b, err := l.c.corner.Get(brief, entryKey(l.turn, first))
 		if err != nil {
 			return err
 		}
 		l.mu.Lock()
-		l.next = max(l.next, next+1)
+		l.next = max(l.next, first+1)
+		l.late = slices.DeleteFunc(l.late, func(i int) bool { return i == first })
 		l.mu.Unlock()
-		if err := l.take(b); err != nil {
-			return err
-		}
-		if l.full() {
-			break
-		}
-		n, err := l.c.corner.Add(ctx, countKey(l.turn), 0)
-		if err == nil {
-			err = l.readUpTo(ctx, int(n))
-		}
-		if err != nil {
+		if err := l.take(b); err != nil || l.full() {
 			return err
 		}
 	}
-	return nil
-}
-
-// readUpTo waits for the entries up to one, and reads them.
-func (l *log) readUpTo(ctx context.Context, to int) error {
-	l.mu.Lock()
-	next := l.next
-	l.mu.Unlock()
-	err := together(func(begin func(func() error)) {
-		for from := next; from <= to; from += batch {
-			var keys []string
-			for i := from; i <= min(to, from+batch-1); i++ {
-				keys = append(keys, entryKey(l.turn, i))
-			}
-			begin(func() error {
-				texts, err := l.c.corner.MultiGet(ctx, keys)
-				for _, text := range texts {
-					if e := l.take(text); err == nil {
-						err = e
-					}
-				}
-				return err
-			})
-		}
-	})
-	if err == nil {
-		l.mu.Lock()
-		l.next = max(next, to+1)
-		l.mu.Unlock()
-	}
-	return err
 }
 
 // catchUp reads all entries that are there, and waits for none.
@@ -133,28 +100,23 @@ func (l *log) catchUp(ctx context.Context) error {
 		return err
 	}
 	l.mu.Lock()
-	next, late := l.next, l.late
-	l.mu.Unlock()
-	if len(late) == 0 { // in most cases all of them are there
-		brief, cancel := context.WithTimeout(ctx, longestLook)
-		err := l.readUpTo(brief, int(n))
-		cancel()
-		if err == nil || errors.As(err, new(*Fault)) {
-			return err
-		}
+	open := slices.Clone(l.late)
+	for i := l.next; i <= int(n); i++ {
+		open = append(open, i)
 	}
-	for i := next; i <= int(n); i++ {
-		late = append(late, i)
+	l.mu.Unlock()
+	keys := make([]string, len(open))
+	for k, i := range open {
+		keys[k] = entryKey(l.turn, i)
+	}
+	texts, err := l.texts(ctx, keys)
+	if err != nil {
+		return err
 	}
 	var still []int
-	for k, i := range late {
-		text, err := l.c.peek(ctx, entryKey(l.turn, i))
-		if err != nil {
-			still = append(still, late[k:]...)
-			break
-		}
+	for k, text := range texts {
 		if text == "" {
-			still = append(still, i)
+			still = append(still, open[k])
 		} else if err := l.take([]byte(text)); err != nil {
 			return err
 		}
@@ -165,12 +127,27 @@ func (l *log) catchUp(ctx context.Context) error {
 	return nil
 }
 
+// texts returns the values of keys, "" for missing ones. In most cases all of them are there.
+func (l *log) texts(ctx context.Context, keys []string) ([]string, error) {
+	if len(keys) > 1 {
+		if all, err := l.c.corner.Check(ctx, keys...); err != nil {
+			return nil, err
+		} else if all {
+			values, err := l.c.corner.MultiGet(ctx, keys)
+			texts := make([]string, len(values))
+			for i, v := range values {
+				texts[i] = string(v)
+			}
+			return texts, err
+		}
+	}
+	return Look(ctx, l.c.corner, keys...)
+}
+
 // lead is the part of the rank that reads the log, until the turn has ended. It calls stop if the store fails.
 func (l *log) lead(ctx context.Context, stop context.CancelCauseFunc) {
 	for pause := firstLook; ctx.Err() == nil; pause = min(2*pause, longestLook) {
-		brief, cancel := context.WithTimeout(ctx, pause)
-		err := l.read(brief)
-		cancel()
+		err := l.read(ctx, pause)
 		if err == nil {
 			l.mu.Lock()
 			e := end{Begun: &begun{Read: l.next - 1, Late: l.late, Answers: l.answers}}
@@ -198,17 +175,7 @@ func (l *log) lead(ctx context.Context, stop context.CancelCauseFunc) {
 
 // look is what is done between readings. It reports whether it has ended the turn.
 func (l *log) look(ctx context.Context) (over bool, err error) {
-	l.mu.Lock()
-	next, late := l.next, len(l.late)
-	l.mu.Unlock()
-	n, err := l.c.corner.Add(ctx, countKey(l.turn), 0)
-	if err == nil && (late > 0 || int(n) >= next) {
-		err = l.catchUp(ctx)
-	}
-	if err == nil {
-		err = l.answer(ctx)
-	}
-	if err != nil || !l.zero {
+	if err := l.answer(ctx); err != nil || !l.zero {
 		return false, err
 	}
 	ranks := l.absent()
@@ -234,6 +201,9 @@ func (l *log) answer(ctx context.Context) error {
 	k := l.answers + 1
 	l.mu.Unlock()
 	if asked, err := l.c.corner.Check(ctx, askKey(l.turn, k)); err != nil || !asked {
+		return err
+	}
+	if err := l.catchUp(ctx); err != nil {
 		return err
 	}
 	if err := l.c.corner.Set(ctx, answerKey(l.turn, k), encode(l.absent())); err != nil {

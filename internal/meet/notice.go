@@ -25,23 +25,15 @@ const (
 	// silentLimit bounds Silent.
 	silentLimit = 2 * time.Second
 
-	// foreignPatience is how long a rank waits before it listens in a store of PyTorch, where that
-	// takes a connection. Most groups are made in milliseconds.
-	foreignPatience = 250 * time.Millisecond
-
 	// maxText bounds a fault's text: a will with the key has to fit into 4 KiB.
 	maxText = 2 << 10
 )
 
-// NoticeConfig says which rank of which group this is. All fields but Foreign are required.
+// NoticeConfig says which rank of which group this is. All fields are required.
 type NoticeConfig struct {
 	Store store.Store // for the group alone
 	Ranks []int       // the members' ranks in the default group, by rank in the group
 	Rank  int         // this rank in the group
-
-	// Foreign says that PyTorch ranks may be in the group. This rank then leaves no will and posts
-	// nothing. It only hears what Tell writes.
-	Foreign bool
 }
 
 // message is what the keys "first" and "last" hold: a fault or a question.
@@ -81,10 +73,13 @@ func Join(ctx context.Context, cfg NoticeConfig, cancel context.CancelCauseFunc)
 	return n, err
 }
 
-// Prepare leaves this rank's will. Close must be called, unless Prepare returns an error. Post works even then.
+// Prepare leaves this rank's will: once it is gone, the store says so. Close must be called. After an error Post works, too.
 func Prepare(ctx context.Context, cfg NoticeConfig) (*Notice, error) {
 	n := &Notice{cfg: cfg, stop: func() {}}
-	return n, n.leaveWill(ctx)
+	host, _ := os.Hostname()
+	gone := Fault{Rank: n.own(), By: -1, Gone: true, Text: fmt.Sprintf(
+		"%s (host %.255s, process %d) died, or lost the store, before the group was made", rankText(cfg.Rank, n.own()), host, os.Getpid())}
+	return n, Will(ctx, cfg.Store, first, nil, encode(message{Fault: &gone}))
 }
 
 // Listen waits for faults of the others, in the background. The first one is given to cancel.
@@ -94,39 +89,13 @@ func (n *Notice) Listen(cancel context.CancelCauseFunc) {
 	n.wg.Go(func() { n.watch(watch) })
 }
 
-// leaveWill makes the store say that this rank is gone, once it is.
-func (n *Notice) leaveWill(ctx context.Context) error {
-	if n.cfg.Foreign {
-		return nil
-	}
-	host, _ := os.Hostname()
-	own := n.own()
-	name := rankText(n.cfg.Rank, own)
-	gone := Fault{Rank: own, By: -1, Gone: true, Text: fmt.Sprintf(
-		"%s (host %.255s, process %d) died, or lost the store, before the group was made", name, host, os.Getpid())}
-	err := store.SetWill(ctx, n.cfg.Store, first, nil, encode(message{Fault: &gone}))
-	if err == nil || errors.Is(err, errors.ErrUnsupported) {
-		return nil
-	}
-	n.withdraw() // the server may have it all the same
-	return err
-}
-
 // Close withdraws the will and ends the wait. The group is made, or this rank has posted why not.
 func (n *Notice) Close() {
 	n.stop()
 	n.wg.Wait()
-	n.withdraw()
-}
-
-// withdraw takes the will back. If the store is gone, so is the will.
-func (n *Notice) withdraw() {
-	if n.cfg.Foreign {
-		return
-	}
-	ctx, cancel := cputime.WithTimeout(context.Background(), lastWord)
+	ctx, cancel := cputime.WithTimeout(context.Background(), LastWord)
 	defer cancel()
-	_ = store.DropWill(ctx, n.cfg.Store, first)
+	_ = store.DropWill(ctx, n.cfg.Store, first) // if the store is gone, so is the will
 }
 
 func parse(b []byte) (message, error) {
@@ -148,15 +117,6 @@ func (n *Notice) parse(b []byte) (message, error) {
 // watch waits for what the others say. It ends without a word if the store fails: the calls of the
 // rank itself fail then.
 func (n *Notice) watch(ctx context.Context) {
-	if n.cfg.Foreign {
-		t := time.NewTimer(foreignPatience)
-		defer t.Stop()
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return
-		}
-	}
 	for _, key := range []string{first, last} {
 		b, err := get(ctx, n.cfg.Store, key)
 		if err != nil {
@@ -202,9 +162,6 @@ func (n *Notice) answer(ctx context.Context) {
 // first one. It takes half a second at most, five while this process waits for a CPU.
 func (n *Notice) Post(f Fault) Fault {
 	f.By = n.own()
-	if n.cfg.Foreign {
-		return f
-	}
 	f = Tell(n.cfg.Store, f)
 	n.place(&f)
 	return f
@@ -217,13 +174,13 @@ func (n *Notice) place(f *Fault) {
 
 // Tell is Post for a rank that need not be a member. st is the group's, f.By the rank.
 func Tell(st store.Store, f Fault) Fault {
-	ctx, cancel := cputime.WithTimeout(context.Background(), lastWord)
+	ctx, cancel := cputime.WithTimeout(context.Background(), LastWord)
 	defer cancel()
 	if len(f.Text) > maxText {
 		f.Text = f.Text[:maxText]
 	}
 	for _, key := range []string{first, last} {
-		held, err := once(ctx, st, key, encode(message{Fault: &f}))
+		held, err := Once(ctx, st, key, encode(message{Fault: &f}))
 		if err != nil {
 			break // the others fail with the store
 		}
@@ -252,7 +209,7 @@ func (n *Notice) Silent(lacking []int) []int {
 		var held []byte
 		var err error
 		if key == first {
-			held, err = once(ctx, n.cfg.Store, first, encode(message{Asks: true}))
+			held, err = Once(ctx, n.cfg.Store, first, encode(message{Asks: true}))
 		} else if there, e := n.cfg.Store.Check(ctx, last); e == nil && there {
 			held, err = n.cfg.Store.Get(ctx, last)
 		}

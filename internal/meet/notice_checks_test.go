@@ -14,21 +14,6 @@ import (
 	"github.com/c10d-go/c10d/store"
 )
 
-// TestNoticeInAStoreOfPyTorch: a rank asks for nothing at first, and then for faults.
-func TestNoticeInAStoreOfPyTorch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := &probe{Store: store.NewHash()}
-		n := must.Get(Join(t.Context(), NoticeConfig{Store: p, Ranks: []int{0, 1, 2}, Foreign: true}, func(error) {}))
-		time.Sleep(foreignPatience - time.Nanosecond)
-		calls, _ := p.noted()
-		require.Empty(t, calls)
-		time.Sleep(time.Nanosecond)
-		synctest.Wait()
-		n.Close()
-		require.Equal(t, []string{"get first"}, p.calls)
-	})
-}
-
 // TestGetOfANotice: the store's own timeout ends no wait.
 func TestGetOfANotice(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())

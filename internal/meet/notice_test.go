@@ -91,35 +91,6 @@ func TestGone(t *testing.T) {
 	require.ErrorContains(t, f, "died, or lost the store, before the group was made")
 }
 
-// In a job with PyTorch ranks, ranks hear what is told, and leave no keys of their own.
-func TestNoticeBesideForeignRanks(t *testing.T) {
-	server := must.Get(tcp.Listen(t.Context(), "127.0.0.1:0"))
-	defer server.Close()
-	stores := make([]*tcp.Store, 2)
-	ranks := make([]rank, 2)
-	for i := range ranks {
-		stores[i] = must.Get(tcp.New(t.Context(), server.Addr().String()))
-		defer stores[i].Close()
-		ctx, stop := context.WithCancelCause(t.Context())
-		n := must.Get(meet.Join(ctx, meet.NoticeConfig{Store: stores[i], Ranks: three, Rank: i, Foreign: true}, stop))
-		defer n.Close()
-		ranks[i] = rank{n, ctx}
-	}
-	require.Equal(t, 1, ranks[1].Post(meet.Fault{Rank: 0, Text: "rank 0 does not answer"}).By)
-	ranks[1].Close()
-	stores[1].Close()
-	for deadline := time.Now().Add(patience); server.Stats().Clients > 1; {
-		require.True(t, time.Now().Before(deadline))
-		time.Sleep(time.Millisecond)
-	}
-	require.Zero(t, server.Stats().Keys)
-	first := meet.Tell(stores[0], meet.Fault{Rank: 2, By: 2, Kind: "lists", Text: "lists differ"})
-	require.Equal(t, 2, first.Rank)
-	f := ranks[0].told(t)
-	require.Equal(t, "lists differ", f.Error())
-	require.Equal(t, 2, f.Culprit())
-}
-
 // A rank that has made the group leaves nothing behind.
 func TestNoticeClose(t *testing.T) {
 	server := must.Get(tcp.Listen(t.Context(), "127.0.0.1:0"))

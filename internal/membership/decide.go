@@ -6,22 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/c10d-go/c10d/internal/cputime"
+	"github.com/c10d-go/c10d/internal/meet"
 	"github.com/c10d-go/c10d/store"
-)
-
-const (
-	// window is how many keys of a Look are read at a time.
-	window = 32
-
-	// lastWord bounds the calls of a process that gives up or leaves. Time without a CPU does not count.
-	lastWord = 500 * time.Millisecond
-
-	// never is a value that nobody writes.
-	never = "\x00"
 )
 
 // Decide takes part in the decision of the epoch after cfg.Base, or of a later one if that is
@@ -55,7 +44,7 @@ func Decide(ctx context.Context, st store.Store, cfg Config) (View, error) {
 		}
 	}
 	key, value := m.Vote()
-	last, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), lastWord)
+	last, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), meet.LastWord)
 	defer cancel()
 	if errors.Is(err, ErrEvicted) || errors.Is(err, ErrTooFew) {
 		store.DropWill(last, st, key)
@@ -94,11 +83,7 @@ func (l *Leaders) left(epoch int, lead string, limit time.Duration) time.Duratio
 
 // leaveWill makes the store change a vote, or an application, when this process is gone.
 func leaveWill(ctx context.Context, st store.Store, key, value string) error {
-	err := store.SetWill(ctx, st, key, []byte(value), []byte(gone))
-	if errors.Is(err, errors.ErrUnsupported) {
-		return nil
-	}
-	return err
+	return meet.Will(ctx, st, key, []byte(value), []byte(gone))
 }
 
 // Stand prepares for the death of a member in an epoch: the store then votes for it in the next
@@ -112,7 +97,7 @@ func Stand(ctx context.Context, st store.Store, epoch int, self ID) error {
 
 // Gone returns nil when a member of a view has died since it voted for the view, as the store knows. It waits until then.
 func Gone(ctx context.Context, st store.Store, v View, id ID) error {
-	values, err := look(ctx, st, []string{voteKey(v.Epoch, id)})
+	values, err := meet.Look(ctx, st, voteKey(v.Epoch, id))
 	for err == nil && values[0] != gone {
 		var b []byte
 		if b, err = st.Get(ctx, voteKey(v.Epoch+1, id)); err == nil && string(b) != gone {
@@ -168,7 +153,7 @@ func Forget(ctx context.Context, st store.Store, base, v View, left []Absent, se
 
 // Leave tells the members that decide the next epoch that this one has left.
 func Leave(st store.Store, epoch int, self ID) error {
-	ctx, cancel := cputime.WithTimeout(context.Background(), lastWord)
+	ctx, cancel := cputime.WithTimeout(context.Background(), meet.LastWord)
 	defer cancel()
 	key := voteKey(epoch+1, self)
 	return errors.Join(st.Set(ctx, key, []byte(gone)), store.DropWill(ctx, st, key))
@@ -202,7 +187,7 @@ func Join(ctx context.Context, st store.Store, first int, known func(ID)) (ID, V
 		return id, v, err
 	}
 	if id >= 0 {
-		last, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), lastWord)
+		last, cancel := cputime.WithTimeout(context.WithoutCancel(ctx), meet.LastWord)
 		defer cancel()
 		st.CompareSet(last, joinKey(id), []byte(waiting), []byte(gone))
 		store.DropWill(last, st, joinKey(id))
@@ -222,7 +207,7 @@ func Pending(ctx context.Context, st store.Store, base View) (int, error) {
 	if c.Op != Look {
 		return 0, nil
 	}
-	values, err := look(ctx, st, c.Keys)
+	values, err := meet.Look(ctx, st, c.Keys...)
 	waits := 0
 	for _, v := range values {
 		if v == waiting {
@@ -263,15 +248,16 @@ func do(ctx context.Context, st store.Store, c Call) (r Reply, err error) {
 		}
 	case CompareSet:
 		var b []byte
-		b, err = st.CompareSet(ctx, c.Keys[0], []byte(c.Old), []byte(c.New))
-		if err == nil && c.Old == "" && string(b) == c.New && strings.HasPrefix(c.Keys[0], viewPrefix) {
-			err = st.Set(ctx, c.Keys[0], b) // PyTorch's servers wake nobody for a CompareSet
+		if strings.HasPrefix(c.Keys[0], viewPrefix) {
+			b, err = meet.Once(ctx, st, c.Keys[0], []byte(c.New))
+		} else {
+			b, err = st.CompareSet(ctx, c.Keys[0], []byte(c.Old), []byte(c.New))
 		}
 		r.Values = []string{string(b)}
 	case Add:
 		r.Sum, err = st.Add(ctx, c.Keys[0], c.Delta)
 	case Look:
-		r.Values, err = look(ctx, st, c.Keys)
+		r.Values, err = meet.Look(ctx, st, c.Keys...)
 	case Await:
 		return await(ctx, st, c)
 	}
@@ -294,24 +280,4 @@ func await(ctx context.Context, st store.Store, c Call) (r Reply, err error) {
 		r.Values = append(r.Values, string(v))
 	}
 	return r, err
-}
-
-// look reads keys without waiting for them.
-func look(ctx context.Context, st store.Store, keys []string) ([]string, error) {
-	values := make([]string, len(keys))
-	errs := make([]error, min(window, len(keys)))
-	var wg sync.WaitGroup
-	for w := range errs {
-		wg.Go(func() {
-			for i := w; i < len(keys) && errs[w] == nil; i += window {
-				var b []byte
-				b, errs[w] = st.CompareSet(ctx, keys[i], []byte(never), []byte(never))
-				if string(b) != never {
-					values[i] = string(b)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	return values, errors.Join(errs...)
 }

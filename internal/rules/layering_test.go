@@ -161,7 +161,7 @@ var layers = []layer{
 	{"backend/cuda/driver/drivertest", []string{"tensor", "backend/cuda/driver", "backend/cuda/driver/edges", "github.com/stretchr/testify/..."}},
 
 	{"internal/meet", []string{"store", "internal/cputime"}},
-	{"internal/membership", []string{"store", "internal/cputime"}},
+	{"internal/membership", []string{"store", "internal/cputime", "internal/meet"}},
 	{"internal/launch", []string{"store", "internal/ownfile"}},
 	{"internal/launch/agent", []string{"internal/credentials", "internal/launch", "internal/ownfile", "internal/rankpage", "store", "store/tcp", "trace/debug", "golang.org/x/sys/..."}},
 	{"pg/default.go", []string{"backend/gloo"}},

@@ -29,7 +29,7 @@ func init() {
 		summary: "measure an operation over a range of sizes, as nccl-tests does",
 		example: "c10d bench -world 4 -op all_reduce -b 8 -e 64M",
 		groups: []group{
-			{"Flags for devices", "device work broadcast chunk slots stream"},
+			{"Flags for devices", "device work stream"},
 			{"Flags for connections and memory", "wire sums checksum lanes alloc in-place"},
 			{"Flags for records", "json tune progress"},
 		},
@@ -55,9 +55,6 @@ type bench struct {
 
 	device    devices
 	work      string
-	broadcast string
-	chunk     bytesize.Size
-	slots     int
 	stream    string
 	inPlace   bool
 	tensors   int
@@ -126,9 +123,6 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 	fs.BoolVar(&b.check, "check", true, "check every element of the results of each size once")
 	fs.Var(&b.device, "device", devicesUsage)
 	fs.StringVar(&b.work, "work", "", "with -device: `name` of the implementation of all_reduce: "+strings.Join(cuda.AllReduceWorks(), ", ")+" (default the best usable one)")
-	fs.StringVar(&b.broadcast, "broadcast", "", "with -device: `name` of the implementation of broadcast: "+strings.Join(broadcastWays, ", ")+" (default by size and ranks)")
-	fs.Var(&b.chunk, "chunk", "with -device: `size` of the pieces that go through CPU memory; 0 means the backend's default")
-	fs.IntVar(&b.slots, "slots", 0, "with -device: `n` such pieces at a time; 0 means the backend's default")
 	fs.StringVar(&b.stream, "stream", besideStream, "with -device: `order` of calls and a stream: "+besideStream+" it, with waits before and after, as c10d does with async_op=True; "+inStream+" it, as with async_op=False; "+noStream+" waits for each operation")
 	fs.IntVar(&b.tensors, "tensors", coalesced, "`n` tensors in a call of all_reduce_coalesced, each of that part of the size")
 	fs.BoolVar(&b.inPlace, "in-place", false, "input and output share memory also for operations with two tensors: "+strings.Join(inPlaceOps, ", "))
@@ -156,7 +150,7 @@ func setupBench(fs *flag.FlagSet) func(stdio, []string) (int, error) {
 			}
 		})
 		b.sumsGiven = given["sums"]
-		for _, name := range []string{"work", "broadcast", "chunk", "slots", "stream"} {
+		for _, name := range []string{"work", "stream"} {
 			if given[name] && b.device.onCPU() {
 				return 0, usagef("-%s is for -device cuda or sim", name)
 			}
@@ -213,26 +207,20 @@ func (b *bench) complete() error {
 	if b.work != "" && !slices.Contains(cuda.AllReduceWorks(), b.work) {
 		return usagef("unknown -work %q (known: %s)", b.work, strings.Join(cuda.AllReduceWorks(), ", "))
 	}
-	if b.broadcast != "" && !slices.Contains(broadcastWays, b.broadcast) {
-		return usagef("unknown -broadcast %q (known: %s)", b.broadcast, strings.Join(broadcastWays, ", "))
-	}
 	if b.alloc && (!b.device.onCPU() || b.tune != "") {
 		return usagef("-alloc is for tensors in CPU memory, and not for -tune")
 	}
 	if b.lanes != 0 && !b.device.onCPU() {
 		return usagef("-lanes is for tensors in CPU memory, not for -device")
 	}
-	if b.tune != "" && (b.work != "" || b.broadcast != "") {
-		return usagef("-tune measures all ways: leave out -work and -broadcast")
+	if b.tune != "" && b.work != "" {
+		return usagef("-tune measures all ways: leave out -work")
 	}
 	if b.json && b.tune != "" {
 		return usagef("-json is for records: -tune prints text")
 	}
 	return nil
 }
-
-// broadcastWays are the names of the implementations of a broadcast on devices.
-var broadcastWays = []string{cuda.BroadcastFlat, cuda.BroadcastTree, cuda.BroadcastChain, cuda.BroadcastHost, cuda.BroadcastDirect}
 
 // launch starts the ranks on this host.
 func (b *bench) launch(std stdio, fs *flag.FlagSet) (int, error) {
@@ -294,9 +282,7 @@ func (b *bench) options(at *gpu) pg.InitOptions {
 	host := gloo.Options{Wire: gloo.Wire(b.wire), Sums: gloo.Sums(b.sums), Checksum: b.checksum, Tuning: gloo.Tuning{Lanes: b.lanes}}
 	o := pg.Options{Timeout: 5 * time.Minute, Backend: at.backends(), BackendOptions: pg.BackendOptions{host}}
 	if at != nil {
-		own := cuda.Options{
-			Driver: at.driver, AllReduce: b.work, Broadcast: b.broadcast, Chunk: int(b.chunk), Slots: b.slots,
-		}
+		own := cuda.Options{Driver: at.driver, AllReduce: b.work}
 		if b.sumsGiven {
 			own.CPUOptions = host
 		}

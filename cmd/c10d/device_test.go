@@ -154,11 +154,11 @@ func TestBenchOnDeviceFindsWrongResults(t *testing.T) {
 // simulated host.
 func TestBenchDeviceProcesses(t *testing.T) {
 	t.Parallel()
-	p := start(t, nil, "bench", "-device", "sim", "-world", "2", "-op", "all_reduce,broadcast", "-sizes", "4,5000", "-n", "3",
-		"-repeat", "1", "-json", "-work", "host", "-broadcast", "host", "-chunk", "1K", "-slots", "2", "-sums", "")
+	p := start(t, nil, "bench", "-device", "sim", "-world", "2", "-op", "all_reduce", "-sizes", "4,5000", "-n", "3",
+		"-repeat", "1", "-json", "-work", "host", "-sums", "")
 	require.Zero(t, p.wait(), p.stderr.String())
 	lines := strings.Split(strings.TrimSpace(p.output()), "\n")
-	require.Len(t, lines, 4)
+	require.Len(t, lines, 2)
 	for _, l := range lines {
 		var r record
 		require.NoError(t, json.Unmarshal([]byte(l), &r))
@@ -246,10 +246,8 @@ func TestBenchDeviceFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		`unknown -work "telepathy" (known: `: {"-device", "sim", "-work", "telepathy"},
 		"-work is for -device cuda or sim":   {"-work", "host"},
-		"-slots is for -device":              {"-slots", "8"},
-		`unknown -broadcast "shout"`:         {"-device", "sim", "-broadcast", "shout"},
 		"for tensors in CPU memory":          {"-device", "sim", "-op", sparseOp},
-		"leave out -work and -broadcast":     {"-device", "sim", "-tune", "x", "-work", "host"},
+		"leave out -work":                    {"-device", "sim", "-tune", "x", "-work", "host"},
 		"-lanes is for tensors in CPU":       {"-lanes", "2", "-device", "sim"},
 	} {
 		var out, errs bytes.Buffer

@@ -476,37 +476,3 @@ func TestSparseSteadyState(t *testing.T) {
 		})
 	}
 }
-
-// TestAllGatherVInTwoLevels has ranks of two hosts in turn, and blocks so
-// long that each goes to a host once.
-func TestAllGatherVInTwoLevels(t *testing.T) {
-	onLinux(t)
-	for _, size := range []int{2, 4, 5, 6} {
-		bs := grouped(t, sparseGroups(size)["two levels"]...)
-		length := func(rank int) int { return (rank + 1) % 4 * 50_000 }
-		onAll(t, bs, func(rank int, b *gloo.Backend) {
-			in := make([]float32, length(rank))
-			for i := range in {
-				in[i] = float32(rank*1_000_000 + i)
-			}
-			out := make([]*tensor.Tensor, size)
-			for r := range out {
-				out[r] = vec(make([]float32, length(r))...)
-			}
-			if !assert.NoError(t, wait(b.AllGatherV(context.Background(), out, vec(in...), backend.AllGatherOptions{}))) {
-				return
-			}
-			for r, x := range out {
-				got, err := tensor.Data[float32](x)
-				assert.NoError(t, err)
-				assert.Len(t, got, length(r))
-				for i, v := range got {
-					if v != float32(r*1_000_000+i) {
-						assert.Fail(t, "wrong element", "%d of rank %d on rank %d: %v", i, r, rank, v)
-						break
-					}
-				}
-			}
-		})
-	}
-}

@@ -32,20 +32,16 @@ const ringPriority = 150
 // kernelWay is DirectWork, or RingWork.
 type kernelWay struct{ around bool }
 
-// connects reports whether the ranks may connect for the call: nothing else keeps kernels from doing it.
+// connects returns why no such kernels do the call, as far as this needs no device: then the ranks need not connect.
 func (k kernelWay) connects(c *call) error {
-	if c.op == work.Barrier {
+	reach := c.b.direct.CanMesh
+	switch {
+	case c.op == work.Barrier:
 		return nil
+	case k.around:
+		reach = c.b.direct.Can
 	}
-	return cmp.Or(k.reaches(c), c.cannot())
-}
-
-// reaches returns why the group has no such kernels, as far as this needs no device.
-func (k kernelWay) reaches(c *call) error {
-	if k.around {
-		return c.b.direct.Can()
-	}
-	return c.b.direct.CanMesh()
+	return cmp.Or(reach(), c.cannot())
 }
 
 // Meet connects the ranks, once.

@@ -202,42 +202,32 @@ var errNetwork = errors.New("the stage between clusters has failed")
 // turn waits until a turn is the host's, that of the chunk with step i. The wait ends early with the operation,
 // with the network's part, and when lost, which may be nil, returns an error.
 func (j *job) turn(lost func() error, i, turn int) error {
-	return j.o.Begin(waiting{context.Background(), j, i, lost}, turn)
-}
-
-// waiting is the context of turn.
-type waiting struct {
-	context.Context
-	j    *job
-	step int
-	lost func() error
+	return j.o.Begin(group.Asks(func() error {
+		if j.network.IsCompleted() && j.network.Err() != nil {
+			return errNetwork
+		}
+		if err := j.o.AskDriver(); err != nil {
+			if errors.Is(err, work.ErrTimeout) && j.owed(i) {
+				return nil
+			}
+			return err
+		}
+		if lost == nil {
+			return nil
+		}
+		return lost()
+	}), turn)
 }
 
 // owed reports whether the network has not ended a chunk that comes before a step. Then it is the network that
 // the device waits for, and says so.
-func (w waiting) owed() bool {
-	for i := range w.step {
-		if s := &w.j.plan.Steps[i]; s.Finish && !w.j.results[s.Chunk].Load() {
+func (j *job) owed(step int) bool {
+	for i := range step {
+		if s := &j.plan.Steps[i]; s.Finish && !j.results[s.Chunk].Load() {
 			return true
 		}
 	}
 	return false
-}
-
-func (w waiting) Err() error {
-	if w.j.network.IsCompleted() && w.j.network.Err() != nil {
-		return errNetwork
-	}
-	if err := w.j.o.AskDriver(); err != nil {
-		if errors.Is(err, work.ErrTimeout) && w.owed() {
-			return nil
-		}
-		return err
-	}
-	if w.lost == nil {
-		return nil
-	}
-	return w.lost()
 }
 
 // at names a step in an error.

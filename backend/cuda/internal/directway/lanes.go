@@ -1,6 +1,7 @@
 package directway
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -123,22 +124,18 @@ func (d *Group) settle(tell window.Exchange) (err error) {
 		return nil
 	}
 	l.state, l.settled = laneSettling, make(chan struct{})
-	mine := make([]byte, 1+2*4*window.MostRanks)
+	mine := []byte{0}
 	if l.any {
 		mine[0] = 1
 	}
-	for dir := range l.hosted {
-		for p, n := range l.hosted[dir] {
-			binary.LittleEndian.PutUint32(mine[1+4*(dir*window.MostRanks+p):], n)
-		}
-	}
+	mine, err = binary.Append(mine, binary.LittleEndian, l.hosted)
 	l.mu.Unlock()
-	_, all, err := tell(nil, mine)
+	_, all, failed := tell(nil, mine)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	defer close(l.settled)
 	l.state = laneNever
-	if err != nil {
+	if err = cmp.Or(failed, err); err != nil {
 		return err
 	}
 	if slices.ContainsFunc(all, func(b []byte) bool { return b[0] != 0 }) {
@@ -146,13 +143,16 @@ func (d *Group) settle(tell window.Exchange) (err error) {
 		// it elsewhere.
 		return nil
 	}
-	for dir := range l.all {
-		for p := range d.Size() {
-			if p == d.Rank() {
-				continue
-			}
-			theirs := binary.LittleEndian.Uint32(all[p][1+4*((1-dir)*window.MostRanks+d.Rank()):])
-			l.hosted[dir][p] = max(theirs, l.hosted[dir][p]) - l.hosted[dir][p]
+	for p := range d.Size() {
+		if p == d.Rank() {
+			continue
+		}
+		theirs := l.hosted
+		if _, err := binary.Decode(all[p][1:], binary.LittleEndian, &theirs); err != nil {
+			return err
+		}
+		for dir := range l.all {
+			l.hosted[dir][p] = max(theirs[1-dir][d.Rank()], l.hosted[dir][p]) - l.hosted[dir][p]
 			x, err := d.comm.Lane(p, dir == out)
 			if err != nil {
 				return err

@@ -1,7 +1,6 @@
 package group
 
 import (
-	"context"
 	"fmt"
 	"time"
 
@@ -45,7 +44,7 @@ func (o *Operation) runMessage() error {
 			return err
 		}
 	}
-	if err := o.pending.Begin(stopped{o}, o.claimed); err != nil {
+	if err := o.pending.Begin(Asks(o.AskDriver), o.claimed); err != nil {
 		return err
 	}
 	c := &AtOnce{o: o}
@@ -117,27 +116,24 @@ func (c *AtOnce) wait() error {
 		return err
 	}
 	c.n = 0
-	if err := driver.AwaitWord(&ending{Context: context.Background(), o: o}, o.staging, o.word, c.word, driver.AtLeast); err != nil {
+	if err := driver.AwaitWord(o.ending(), o.staging, o.word, c.word, driver.AtLeast); err != nil {
 		return fmt.Errorf("copying between device and host: %w", err)
 	}
 	o.flying = false
 	return c.err
 }
 
-// ending is stopped, grace later.
-type ending struct {
-	context.Context
-	o     *Operation
-	since time.Time // of the end
-}
-
-func (e *ending) Err() error {
-	err := stopped{e.o}.Err()
-	if err != nil && e.since.IsZero() {
-		e.since = time.Now()
+// ending is the context of AskDriver, Grace later.
+func (o *Operation) ending() Asks {
+	var since time.Time // of the end
+	return func() error {
+		err := o.AskDriver()
+		if err != nil && since.IsZero() {
+			since = time.Now()
+		}
+		if err == nil || time.Since(since) < Grace {
+			return nil
+		}
+		return err
 	}
-	if err == nil || time.Since(e.since) < Grace {
-		return nil
-	}
-	return err
 }

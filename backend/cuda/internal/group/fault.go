@@ -14,16 +14,16 @@ import (
 	"github.com/c10d-go/c10d/work"
 )
 
-// stopped is the context of waiting for a device: it ends with the call's, with the
-// operation's time, with the group, and with the device.
-type stopped struct{ o *Operation }
+// Asks is the context of a wait for a device: it has ended when the function returns an error.
+type Asks func() error
 
-func (stopped) Deadline() (time.Time, bool) { return time.Time{}, false }
-func (stopped) Done() <-chan struct{}       { return nil }
-func (stopped) Value(any) any               { return nil }
+func (Asks) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (Asks) Done() <-chan struct{}       { return nil }
+func (Asks) Value(any) any               { return nil }
+func (f Asks) Err() error                { return f() }
 
-func (s stopped) Err() error {
-	o := s.o
+// AskDriver returns why the operation has to end, as Ask, and asks its devices too.
+func (o *Operation) AskDriver() error {
 	if err := o.Ask(); err != nil {
 		return err
 	}
@@ -229,12 +229,10 @@ func (b *Engine) Crowd(dev int) string {
 	return ""
 }
 
-// Ask returns why the operation has to end, nil while it may go on. AskDriver asks its devices too.
+// Ask returns why the operation has to end, nil while it may go on.
 func (o *Operation) Ask() error {
 	o.mu.Lock()
 	err := o.feedErr
 	o.mu.Unlock()
 	return cmp.Or(err, o.expired(), o.B.Broken(), o.B.CPUErr())
 }
-
-func (o *Operation) AskDriver() error { return stopped{o}.Err() }

@@ -323,9 +323,9 @@ func (o *Operation) begin(list *[]hostTurn, k int) error {
 			return err
 		}
 		if p != nil {
-			return p.Begin(stopped{o}, n)
+			return p.Begin(Asks(o.AskDriver), n)
 		}
-		if err := (stopped{o}).Err(); err != nil {
+		if err := o.AskDriver(); err != nil {
 			return err
 		}
 		time.Sleep(pause)

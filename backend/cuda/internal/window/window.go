@@ -291,15 +291,14 @@ func settle(ctx context.Context, s driver.Stream) error {
 	return e.Sync(ctx)
 }
 
-// greetingBytes are those of a message of Connect: the handle, the address for ranks of the same process, and what
-// has to be alike.
-const greetingBytes = driver.MemoryHandleSize + 8 + 4 + 4 + 4 + 4 + 4
-
-// greeting is what a rank has told.
+// greeting is what a rank tells, after the handle of its memory.
 type greeting struct {
 	handle driver.MemoryHandle
-	at     driver.Ptr
-	dev    uint32
+	told   struct {
+		At    uint64    // its memory, for ranks of the same process
+		Dev   uint32    // its device
+		Alike [4]uint32 // channels, slots, channels of lanes and of the ring
+	}
 }
 
 // Connect opens the memory of the other ranks. All ranks have to call it, once. If one of them cannot, it returns the
@@ -313,16 +312,15 @@ func (w *Window) Connect(ctx context.Context, exchange Exchange) (reason, err er
 		handle = driver.MemoryHandle{Len: 1}
 	}
 	w.owner = handle.Owner
-	b, err := handle.AppendBinary(make([]byte, 0, greetingBytes))
+	var g greeting
+	g.told.At, g.told.Dev, g.told.Alike = uint64(w.mem.Ptr()), uint32(w.o.Device.ID().Index), w.o.alike()
+	b, err := handle.AppendBinary(nil)
+	if err == nil {
+		b, err = binary.Append(b, binary.LittleEndian, g.told)
+	}
 	if err != nil {
 		return nil, err
 	}
-	b = binary.LittleEndian.AppendUint64(b, uint64(w.mem.Ptr()))
-	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.Device.ID().Index))
-	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.Channels))
-	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.Depth))
-	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.LaneChannels))
-	b = binary.LittleEndian.AppendUint32(b, uint32(w.o.RingChannels))
 	if mine != nil {
 		mine = w.wrap(mine, "a handle of the rings")
 	}
@@ -348,6 +346,11 @@ func (w *Window) Connect(ctx context.Context, exchange Exchange) (reason, err er
 	return nil, nil
 }
 
+// alike returns the options that all ranks need alike.
+func (o *Options) alike() [4]uint32 {
+	return [4]uint32{uint32(o.Channels), uint32(o.Depth), uint32(o.LaneChannels), uint32(o.RingChannels)}
+}
+
 // greetings reads what the ranks have told.
 func (w *Window) greetings(told [][]byte) ([]greeting, error) {
 	w.opens = make([]driver.Memory, w.o.Ranks)
@@ -358,17 +361,13 @@ func (w *Window) greetings(told [][]byte) ([]greeting, error) {
 		if err := g.handle.UnmarshalBinary(b[:driver.MemoryHandleSize]); err != nil {
 			return nil, w.wrap(err, "the handle of rank %d", r)
 		}
-		b = b[driver.MemoryHandleSize:]
-		g.at, g.dev = driver.Ptr(binary.LittleEndian.Uint64(b)), binary.LittleEndian.Uint32(b[8:])
-		w.uuids[r] = g.handle.UUID
-		own := []int{w.o.Channels, w.o.Depth, w.o.LaneChannels, w.o.RingChannels}
-		var theirs []int
-		for at := range own {
-			theirs = append(theirs, int(binary.LittleEndian.Uint32(b[12+4*at:])))
+		if _, err := binary.Decode(b[driver.MemoryHandleSize:], binary.LittleEndian, &g.told); err != nil {
+			return nil, w.wrap(err, "what rank %d tells", r)
 		}
-		if !slices.Equal(own, theirs) {
+		w.uuids[r] = g.handle.UUID
+		if own := w.o.alike(); g.told.Alike != own {
 			return nil, w.wrap(errors.New("all ranks need the same Options"),
-				"channels, slots, channels of lanes and of the ring are %d, those of rank %d %d", own, r, theirs)
+				"channels, slots, channels of lanes and of the ring are %d, those of rank %d %d", own, r, g.told.Alike)
 		}
 		if g.handle.Len != uint64(w.l.total) {
 			return nil, w.wrap(fmt.Errorf("it has %d bytes, want %d", g.handle.Len, w.l.total), "the memory of rank %d", r)
@@ -404,9 +403,9 @@ func (w *Window) openAll(ctx context.Context, all []greeting) (err error) {
 
 // open opens the memory of another rank.
 func (w *Window) open(all []greeting, r int) (err error) {
-	if w.opens[r], err = w.Reach(all[r].handle, all[r].at); err != nil {
+	if w.opens[r], err = w.Reach(all[r].handle, driver.Ptr(all[r].told.At)); err != nil {
 		w.opens[r] = nil
-		return w.wrap(err, "the memory of rank %d on its device %d", r, all[r].dev)
+		return w.wrap(err, "the memory of rank %d on its device %d", r, all[r].told.Dev)
 	}
 	return nil
 }

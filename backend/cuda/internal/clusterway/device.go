@@ -438,9 +438,6 @@ func (p *deviceJob) lost() error {
 	return nil
 }
 
-// reportLimit bounds how long a kernel may take to report that it was told to end.
-const reportLimit = time.Second
-
 // blame says for whom the kernels waited, if the time of the operation is over.
 func (p *deviceJob) blame(err error) error {
 	var known *work.Error
@@ -449,7 +446,7 @@ func (p *deviceJob) blame(err error) error {
 	}
 	p.g.Abort()
 	var stuck *window.Failure
-	for end := time.Now().Add(reportLimit); !errors.As(p.comm.Err(), &stuck); time.Sleep(50 * time.Microsecond) {
+	for end := time.Now().Add(directway.ReportLimit); !errors.As(p.comm.Err(), &stuck); time.Sleep(50 * time.Microsecond) {
 		if time.Now().After(end) {
 			return err
 		}
@@ -465,7 +462,7 @@ func (p *deviceJob) Err() error {
 	}
 	if r, spoiled := p.g.kernels.Spoiled(p.number); spoiled {
 		// The reason, which may be another rank, is on its way between the hosts.
-		for end := time.Now().Add(reportLimit); time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
+		for end := time.Now().Add(directway.ReportLimit); time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
 			if why := cmp.Or(p.g.B.Broken(), p.g.B.CPUErr()); why != nil {
 				return why
 			}

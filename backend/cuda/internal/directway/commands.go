@@ -100,10 +100,6 @@ func (c *Call) collective(err error) error {
 	return err
 }
 
-func (c *Call) copy(s driver.Stream, dst, src driver.Ptr, n int) error {
-	return cmp.Or(s.Copy(dst, src, n), c.pace())
-}
-
 // A stream has room for some 1000 commands, see package driver. All operations that have not ended
 // may have mostFlying of them. An operation that needs more waits for its own every paceCommands.
 const (
@@ -155,7 +151,7 @@ type sole struct {
 
 func (x *sole) Copy(s driver.Stream, dst, src driver.Ptr, n int) {
 	if x.err == nil {
-		x.err = x.c.copy(s, dst, src, n)
+		x.err = cmp.Or(s.Copy(dst, src, n), x.c.pace())
 	}
 }
 

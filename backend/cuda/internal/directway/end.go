@@ -184,7 +184,7 @@ func (d *Group) check() {
 	}
 	for _, c := range d.open() {
 		if c.failed.IsZero() && !c.ended {
-			if why := c.stopped(now); why != nil {
+			if why := c.stopped(); why != nil {
 				d.fail(c, why)
 			}
 		}
@@ -253,14 +253,8 @@ func (c *Call) record() error {
 }
 
 // stopped returns why the operation has to end, nil if it may go on.
-func (c *Call) stopped(now time.Time) error {
-	switch {
-	case c.ctx.Err() != nil:
-		return group.Canceled(c.ctx)
-	case now.After(c.deadline):
-		return fmt.Errorf("%w after %v", work.ErrTimeout, c.timeout)
-	}
-	if err := cmp.Or(c.d.B.Broken(), c.d.B.CPUErr()); err != nil {
+func (c *Call) stopped() error {
+	if err := c.d.B.Over(c.ctx, c.deadline, c.timeout, ""); err != nil {
 		return err
 	}
 	if r, left := c.left(); left {

@@ -43,16 +43,24 @@ func (o *Operation) AskDriver() error {
 	return nil
 }
 
-// expired returns why the operation's time is over, nil if it is not.
-func (o *Operation) expired() error {
-	if o.Ctx.Err() != nil {
-		return Canceled(o.Ctx)
+// Over returns why something that has a context and a deadline has to end, nil if it may go on. Where says in what it is,
+// and may be empty.
+func (b *Engine) Over(ctx context.Context, deadline time.Time, timeout time.Duration, where string) error {
+	return cmp.Or(expired(ctx, deadline, timeout, where), b.Broken(), b.CPUErr())
+}
+
+// expired is Over as far as the group does not matter.
+func expired(ctx context.Context, deadline time.Time, timeout time.Duration, where string) error {
+	if ctx.Err() != nil {
+		return Canceled(ctx)
 	}
-	if time.Now().After(o.deadline) {
-		return fmt.Errorf("%w after %v%s", work.ErrTimeout, o.timeout, o.blocked())
+	if time.Now().After(deadline) {
+		return fmt.Errorf("%w after %v%s", work.ErrTimeout, timeout, where)
 	}
 	return nil
 }
+
+func (o *Operation) expired() error { return expired(o.Ctx, o.deadline, o.timeout, o.blocked()) }
 
 // Enqueued reports whether the operation's commands have been enqueued, or will not be.
 func (o *Operation) Enqueued() bool { return o.issued.Load() }
@@ -234,5 +242,5 @@ func (o *Operation) Ask() error {
 	o.mu.Lock()
 	err := o.feedErr
 	o.mu.Unlock()
-	return cmp.Or(err, o.expired(), o.B.Broken(), o.B.CPUErr())
+	return cmp.Or(err, o.B.Over(o.Ctx, o.deadline, o.timeout, o.blocked()))
 }

@@ -1,14 +1,11 @@
 package group
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"runtime"
 	"time"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/work"
 )
 
 // A stream of CUDA's has room for about a thousand commands. A goroutine that gives it more waits in
@@ -99,18 +96,12 @@ func (o *Operation) poll(done func() (bool, error)) error {
 
 // Poll waits until done returns true, or until something ends the operation.
 func (b *Engine) Poll(ctx context.Context, timeout time.Duration, done func() (bool, error)) error {
-	start, pause := time.Now(), 10*time.Microsecond
+	deadline, pause := time.Now().Add(timeout), 10*time.Microsecond
 	for i := 0; ; i++ {
 		if ok, err := done(); ok || err != nil {
 			return err
 		}
-		if ctx.Err() != nil {
-			return Canceled(ctx)
-		}
-		if time.Since(start) > timeout {
-			return fmt.Errorf("%w after %v, while it was enqueued", work.ErrTimeout, timeout)
-		}
-		if err := cmp.Or(b.Broken(), b.CPUErr()); err != nil {
+		if err := b.Over(ctx, deadline, timeout, ", while it was enqueued"); err != nil {
 			return err
 		}
 		if i < 200 {

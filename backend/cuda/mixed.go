@@ -155,7 +155,7 @@ func (b *Backend) copies() (driver.Stream, error) {
 
 // mix runs a collective with shadows of the tensors in CPU memory: f gets the lists with them. Written are the tensors
 // that get a result. The lists are dense, and belong to mix.
-func (b *Backend) mix(ctx context.Context, op work.OpType, written, result []*tensor.Tensor, lists [][]*tensor.Tensor, f func(ctx context.Context, lists [][]*tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
+func (b *Backend) mix(ctx context.Context, op work.OpType, written, result []*tensor.Tensor, lists [][]*tensor.Tensor, f func(ctx context.Context, lists [][]*tensor.Tensor) (*work.Work, error)) (_ *work.Work, err error) {
 	if driver.CallCaptured(ctx) {
 		return nil, fmt.Errorf("cuda: %v in a capture: %w: a tensor of the call is in CPU memory", op, driver.ErrCapture)
 	}
@@ -165,15 +165,11 @@ func (b *Backend) mix(ctx context.Context, op work.OpType, written, result []*te
 		}
 		return nil, err
 	}
-	w, err := b.mixBegun(ctx, op, written, result, lists, f)
-	if err != nil {
-		b.mixed.calls.Done()
-	}
-	return w, err
-}
-
-// mixBegun is mix once it has begun.
-func (b *Backend) mixBegun(ctx context.Context, op work.OpType, written, result []*tensor.Tensor, lists [][]*tensor.Tensor, f func(ctx context.Context, lists [][]*tensor.Tensor) (*work.Work, error)) (*work.Work, error) {
+	defer func() {
+		if err != nil {
+			b.mixed.calls.Done()
+		}
+	}()
 	s := &shadowed{b: b}
 	written, result = slices.Clone(written), slices.Clone(result)
 	if g := driver.CallStreamsOf(ctx); g != nil && b.g.Missing == nil {
@@ -185,7 +181,6 @@ func (b *Backend) mixBegun(ctx context.Context, op work.OpType, written, result 
 		more.Before = append(slices.Clone(g.Before), st)
 		ctx = driver.WithCallStreams(ctx, &more)
 	}
-	var err error
 	for i, ts := range lists {
 		if err == nil {
 			lists[i], err = s.shadow(op, ts)

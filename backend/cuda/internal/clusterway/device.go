@@ -393,15 +393,45 @@ func (p *deviceJob) step(f *filler, s *cluster.Step) error {
 
 // move brings the elements of a tensor to their place in a buffer, or back.
 func (p *deviceJob) move(f *filler, m *move, bring bool) {
-	packs, b := p.inside, p.g.B
-	var err error
-	if dev := m.t.Device().Index; dev != p.dev {
-		packs, _, err = b.Streams(dev)
+	n, own := m.t.ByteLen(), m.own
+	copyBetween := func(s driver.Stream, own driver.Ptr) {
+		if bring {
+			f.Copy(s, m.at, own, n)
+		} else {
+			f.Copy(s, own, m.at, n)
+		}
 	}
-	if err == nil {
-		err = b.Bring(f.Batch, p.inside, packs, m.t, m.at, m.own, bring)
+	at := place.Of(m.t)
+	switch {
+	case at.Flat:
+		copyBetween(p.inside, place.Start(m.t))
+		return
+	case at.Dev == p.dev:
+		p.pack(f, p.inside, at, m.at, bring)
+		return
 	}
-	f.err = cmp.Or(f.err, err)
+	s, _, err := p.g.B.Streams(at.Dev)
+	if err != nil {
+		f.err = cmp.Or(f.err, err)
+		return
+	}
+	if bring {
+		p.pack(f, s, at, own, true)
+	}
+	copyBetween(p.inside, own)
+	if !bring {
+		p.pack(f, s, at, own, false)
+	}
+}
+
+// pack brings the elements of a place in order, or puts them back, on their device.
+func (p *deviceJob) pack(f *filler, s driver.Stream, at *place.Place, packed driver.Ptr, bring bool) {
+	k := p.g.B.Packer(at.Dev)
+	if k.Err != nil {
+		f.err = cmp.Or(f.err, k.Err)
+		return
+	}
+	k.Move(f.Batch, s, at, packed, bring)
 }
 
 // Run serves the network.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/internal/group"
 	"github.com/c10d-go/c10d/backend/cuda/internal/kernels"
 	"github.com/c10d-go/c10d/backend/cuda/internal/place"
 	"github.com/c10d-go/c10d/tensor"
@@ -47,33 +46,50 @@ func (c *Call) moveAll(ts []*tensor.Tensor, at driver.Ptr, bring bool) error {
 
 // move brings the elements of a tensor to a place on the group's device, or from there.
 func (c *Call) move(t *tensor.Tensor, at driver.Ptr, bring bool) error {
-	d, n, dev := c.d, t.ByteLen(), t.Device().Index
-	switch {
-	case n == 0:
+	n := t.ByteLen()
+	if n == 0 {
 		return nil
-	case dev == d.Dev:
-		one := sole{c: c}
-		return cmp.Or(d.B.Bring(&one, c.stream, c.stream, t, at, 0, bring), one.err)
 	}
-	// The device that has the elements copies them: what devices fetch waits in one queue, see package driver.
-	packs, _, err := d.B.Streams(dev)
-	copies := packs
-	if err == nil && !bring {
-		copies, _, err = d.B.Streams(d.Dev)
+	dev, flat, s := t.Device().Index, t.IsContiguous(), c.stream
+	if dev == c.d.Dev {
+		switch {
+		case !flat:
+			return c.pack(s, t, at, bring)
+		case bring:
+			return c.copy(s, at, place.Start(t), n)
+		}
+		return c.copy(s, place.Start(t), at, n)
 	}
+	// By the tensor's device: what other devices fetch waits in one queue, see package driver.
+	other, err := c.otherStream(dev)
 	if err != nil {
 		return err
 	}
-	own, uses := driver.Ptr(0), []driver.Access{driver.Writes(at, n)}
-	if !t.IsContiguous() {
+	own := place.Start(t)
+	if !flat {
 		if own, err = c.scratch(dev, n); err != nil {
 			return err
 		}
-		uses = append(uses, driver.Writes(own, n))
 	}
-	p := place.Of(t)
-	p.Uses(func(x place.Span) { uses = append(uses, driver.Writes(p.Base+driver.Ptr(x.Off), x.N)) })
-	return c.elsewhere(uses, func(to group.Commander) error { return d.B.Bring(to, copies, packs, t, at, own, bring) })
+	if bring {
+		if err = follow(other, s); err == nil && !flat {
+			err = c.pack(other, t, own, true)
+		}
+		if err == nil {
+			err = c.copy(other, at, own, n)
+		}
+		if err = cmp.Or(err, follow(s, other)); err == nil {
+			err = cmp.Or(c.pace(), c.pace()) // the streams' events and waits
+		}
+		return err
+	}
+	if err = c.copy(s, own, at, n); err != nil || flat {
+		return err
+	}
+	if err = follow(other, s); err == nil {
+		err = c.pack(other, t, own, false)
+	}
+	return cmp.Or(err, follow(s, other))
 }
 
 // fewTensors is up to how many tensors are copied one by one. A copy costs a stream about as much as a

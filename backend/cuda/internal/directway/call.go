@@ -44,16 +44,16 @@ type Call struct {
 	stream   driver.Stream
 	within   bool // it is one of the caller's
 	streams  *driver.CallStreams
-	staged   driver.Ptr       // of a message: where its bytes are in page-locked memory, if it has no tensor
-	bytes    int              // there
-	launched uint32           // the number of its kernel, if that is its last command; else 0
-	given    int              // commands
-	paces    []driver.Event   // after each so many commands
-	batches  []*edges.Pending // of elsewhere
-	lost     bool             // nobody can tell when the streams are done with it
-	captured bool             // it becomes part of a graph
-	inTurn   bool             // it follows all earlier ones on the device
-	told     bool             // other ranks' kernels know where its memory is
+	staged   driver.Ptr     // of a message: where its bytes are in page-locked memory, if it has no tensor
+	bytes    int            // there
+	launched uint32         // the number of its kernel, if that is its last command; else 0
+	given    int            // commands
+	paces    []driver.Event // after each so many commands
+	trees    []*edges.Pending
+	lost     bool // nobody can tell when the streams are done with it
+	captured bool // it becomes part of a graph
+	inTurn   bool // it follows all earlier ones on the device
+	told     bool // other ranks' kernels know where its memory is
 
 	one  [1]Part // the usual parts, uses and result
 	two  [2]driver.Access

@@ -2,9 +2,11 @@ package directway
 
 import (
 	"cmp"
+	"fmt"
 
 	"github.com/c10d-go/c10d/backend/cuda/driver"
-	"github.com/c10d-go/c10d/backend/cuda/internal/group"
+	"github.com/c10d-go/c10d/backend/cuda/internal/place"
+	"github.com/c10d-go/c10d/tensor"
 )
 
 // scratch returns memory on a device until the operation has ended.
@@ -52,35 +54,39 @@ func (c *Call) turn(n int) (driver.Ptr, error) {
 	return t.m.Ptr() + driver.Ptr(at), nil
 }
 
-// elsewhere has streams of other devices do what fill gives them. It comes after what the call's stream has been given, and
-// before what that is given later. Uses is what they use of the call's memory.
-func (c *Call) elsewhere(uses []driver.Access, fill func(to group.Commander) error) error {
-	b := c.d.B
+// otherStream returns the group's stream of another device.
+func (c *Call) otherStream(dev int) (driver.Stream, error) {
+	d := c.d
 	if c.captured {
-		return errCaptureDevice
+		return nil, errCaptureDevice
 	}
-	// These streams are the operations' that were called before: they get theirs first.
-	if err := b.Poll(c.ctx, c.timeout, func() (bool, error) { return b.Fed(), nil }); err != nil {
-		return err
+	if s, ok := d.others[dev]; ok {
+		return s, nil
 	}
-	batch := b.Tracker.Batch()
-	batch.Before(c.stream, uses...)
-	if err := fill(batch); err != nil {
-		return err
+	v, err := d.B.Driver.Device(dev)
+	if err != nil {
+		return nil, err
 	}
-	batch.After(c.stream, uses...)
-	commands := batch.Len()
-	p, err := batch.Run()
-	if p != nil {
-		c.batches = append(c.batches, p)
-		if err != nil {
-			return cmp.Or(p.Order(c.stream), err)
-		}
+	s, err := v.NewStream(driver.StreamOptions{High: true, Name: fmt.Sprintf("rank %d direct.%d", d.B.Rank, dev)})
+	if err != nil {
+		return nil, err
 	}
-	for range commands {
-		err = cmp.Or(err, c.pace())
+	if d.others == nil {
+		d.others = make(map[int]driver.Stream)
 	}
-	return err
+	d.others[dev] = s
+	return s, nil
+}
+
+// pack brings the elements of a tensor in order, or puts them back, on its device.
+func (c *Call) pack(s driver.Stream, t *tensor.Tensor, at driver.Ptr, bring bool) error {
+	k := c.d.B.Packer(t.Device().Index)
+	if k.Err != nil {
+		return k.Err
+	}
+	one := sole{c: c}
+	k.Move(&one, s, place.Of(t), at, bring)
+	return one.err
 }
 
 // combine combines another tensor of this rank into the first one.
@@ -98,6 +104,10 @@ func (c *Call) collective(err error) error {
 		c.launched = c.d.comm.Number()
 	}
 	return err
+}
+
+func (c *Call) copy(s driver.Stream, dst, src driver.Ptr, n int) error {
+	return cmp.Or(s.Copy(dst, src, n), c.pace())
 }
 
 // A stream has room for some 1000 commands, see package driver. All operations that have not ended
@@ -151,7 +161,7 @@ type sole struct {
 
 func (x *sole) Copy(s driver.Stream, dst, src driver.Ptr, n int) {
 	if x.err == nil {
-		x.err = cmp.Or(s.Copy(dst, src, n), x.c.pace())
+		x.err = x.c.copy(s, dst, src, n)
 	}
 }
 

@@ -72,6 +72,9 @@ func (d *Group) enqueued(c *Call, err error) {
 			err = cmp.Or(err, lost)
 			event, lost = c.stream.Record() // it has to be known when the stream is done
 		}
+		if err != nil && lost == nil {
+			lost = c.rejoin()
+		}
 		unknown = lost != nil && c.stream.Err() == nil
 	}
 	d.mu.Lock()
@@ -96,6 +99,15 @@ func (d *Group) enqueued(c *Call, err error) {
 	c.err = cmp.Or(c.err, err)
 	d.fail(c, err)
 	d.sweep(c.q)
+}
+
+// rejoin has the stream wait for the group's others, after an error: what they have been given may
+// not have been waited for.
+func (c *Call) rejoin() (err error) {
+	for _, s := range c.d.others {
+		err = cmp.Or(err, follow(c.stream, s))
+	}
+	return err
 }
 
 // open returns the operations that have not left the device, collectives first. The caller holds d.mu.
@@ -434,11 +446,11 @@ func (c *Call) finish() {
 	for _, m := range c.held {
 		c.d.B.Scratch.Put(m.Device().Index, m)
 	}
-	for _, p := range c.batches {
+	for _, p := range c.trees {
 		p.Done() // the tracker forgets what has ended
 		p.Release()
 	}
-	c.paces, c.held, c.batches = nil, nil, nil
+	c.paces, c.held, c.trees = nil, nil, nil
 	pool.Underway.Add(-1)
 }
 

@@ -63,7 +63,8 @@ type Group struct {
 
 	Dev    int
 	v      driver.Device
-	stream driver.Stream // of operations that are not part of a caller's stream
+	stream driver.Stream         // of operations that are not part of a caller's stream
+	others map[int]driver.Stream // by device: for tensors that are on another one
 	window *window.Window
 	comm   *direct.Comm
 	place  directPlace          // where the kernels have room
@@ -533,7 +534,10 @@ func (d *Group) release() error {
 	if d.stream != nil {
 		errs = append(errs, d.stream.Close())
 	}
-	d.pages, d.own, d.stream = nil, nil, nil
+	for _, s := range d.others {
+		errs = append(errs, s.Close())
+	}
+	d.pages, d.own, d.stream, d.others = nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 

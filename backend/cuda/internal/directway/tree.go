@@ -52,21 +52,28 @@ func (c *Call) among(all []*place.Place, n int) (err error) {
 			return b.Packer(p.Dev).Err
 		}
 	}
-	fill := func(to group.Commander) error {
+	fill := func(to group.Commander) {
 		group.Spread(to, all, 0, n)
 		for _, p := range all {
 			if p.Of != nil {
 				b.Packer(p.Dev).Move(to, p.Up, p.Of, p.Base, false)
 			}
 		}
-		return nil
 	}
 	if !slices.ContainsFunc(all, func(p *place.Place) bool { return p.Dev != d.Dev }) {
 		for _, p := range all {
 			p.Up = c.stream
 		}
 		one := sole{c: c}
-		return cmp.Or(fill(&one), one.err)
+		fill(&one)
+		return one.err
+	}
+	if c.captured {
+		return errCaptureDevice
+	}
+	// These streams are the operations' that were called before: they get theirs first.
+	if err := b.Poll(c.ctx, c.timeout, func() (bool, error) { return b.Fed(), nil }); err != nil {
+		return err
 	}
 	var uses []driver.Access
 	for _, p := range all {
@@ -78,5 +85,20 @@ func (c *Call) among(all []*place.Place, n int) (err error) {
 			p.Of.Uses(func(x place.Span) { uses = append(uses, driver.Writes(p.Of.Base+driver.Ptr(x.Off), x.N)) })
 		}
 	}
-	return c.elsewhere(uses, fill)
+	batch := b.Tracker.Batch()
+	batch.Before(c.stream, uses...)
+	fill(batch)
+	batch.After(c.stream, uses...)
+	commands := batch.Len()
+	p, err := batch.Run()
+	if p != nil {
+		c.trees = append(c.trees, p)
+		if err != nil {
+			return cmp.Or(p.Order(c.stream), err)
+		}
+	}
+	for range commands {
+		err = cmp.Or(err, c.pace())
+	}
+	return err
 }

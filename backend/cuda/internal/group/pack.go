@@ -1,7 +1,6 @@
 package group
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 
@@ -180,33 +179,6 @@ func (k *packer) Move(to Commander, s driver.Stream, p *place.Place, packed driv
 			Args: l.Append(new(driver.Args).Ptr(packed).Ptr(spread)), Access: access,
 		})
 	})
-}
-
-// Bring has streams bring the elements of a tensor in order, to an address, or put them back from there. One stream copies,
-// and one of the tensor's device packs. Own is where the elements are in order on the tensor's device, 0 if the address is on
-// that device. It is not used if they are in order.
-func (b *Engine) Bring(to Commander, copies, packs driver.Stream, t *tensor.Tensor, at, own driver.Ptr, bring bool) error {
-	pack := func() {}
-	if t.IsContiguous() {
-		own = place.Start(t)
-	} else {
-		k := b.Packer(t.Device().Index)
-		if k.Err != nil {
-			return k.Err
-		}
-		pack = func() { k.Move(to, packs, place.Of(t), cmp.Or(own, at), bring) }
-	}
-	switch {
-	case own == 0:
-		pack()
-	case bring:
-		pack()
-		to.Copy(copies, at, own, t.ByteLen())
-	default:
-		to.Copy(copies, own, at, t.ByteLen())
-		pack()
-	}
-	return nil
 }
 
 // Combine returns the launch that combines n elements on the packer's device: those at into and those at from become

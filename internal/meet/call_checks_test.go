@@ -902,6 +902,25 @@ func TestCatchUp(t *testing.T) {
 	}
 }
 
+// TestEntryThatGoes: a rank that gives up deletes its entry. Who reads the log does not wait for it.
+func TestEntryThatGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &probe{Store: store.NewHash()}
+		entries(t, p, "1a", "2a")
+		p.after = func(call string) error {
+			if call == both[0] {
+				must.Get(at(p.Store).Delete(t.Context(), entryKey(2, 2)))
+			}
+			return nil
+		}
+		l, begun := logOf(p, 0), time.Now()
+		require.NoError(t, l.catchUp(t.Context()))
+		require.LessOrEqual(t, time.Since(begun), longestLook)
+		require.Equal(t, []int{2}, l.absent())
+		require.Equal(t, []int{2}, l.late)
+	})
+}
+
 // TestLook: what the reader of a log does between readings.
 func TestLook(t *testing.T) {
 	asks := []string{"check turn/2/ask/1", "add turn/2/log"}[:2:2]

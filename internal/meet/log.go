@@ -133,12 +133,17 @@ func (l *log) texts(ctx context.Context, keys []string) ([]string, error) {
 		if all, err := l.c.corner.Check(ctx, keys...); err != nil {
 			return nil, err
 		} else if all {
-			values, err := l.c.corner.MultiGet(ctx, keys)
-			texts := make([]string, len(values))
-			for i, v := range values {
-				texts[i] = string(v)
+			brief, cancel := context.WithTimeout(ctx, longestLook) // a rank that gives up deletes its entry
+			values, err := l.c.corner.MultiGet(brief, keys)
+			over := brief.Err() != nil && ctx.Err() == nil
+			cancel()
+			if err == nil || !over {
+				texts := make([]string, len(values))
+				for i, v := range values {
+					texts[i] = string(v)
+				}
+				return texts, err
 			}
-			return texts, err
 		}
 	}
 	return Look(ctx, l.c.corner, keys...)

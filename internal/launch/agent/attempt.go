@@ -273,9 +273,9 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 }
 
 // abandons ends the attempt because of a signal, without waiting for the other nodes, if all ranks of this node have ended
-// with 0.
+// with 0, and the job has not ended.
 func (t *attempt) abandons(sig os.Signal) bool {
-	if t.Nodes == 1 || t.live() > 0 || t.failing {
+	if t.Nodes == 1 || t.over || t.live() > 0 || t.failing {
 		return false
 	}
 	t.Logf("%s: not waiting for the other nodes", signalName(sig))

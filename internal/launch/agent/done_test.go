@@ -54,3 +54,19 @@ func TestSignalAfterTheLastRank(t *testing.T) {
 		})
 	}
 }
+
+// TestSignalAfterTheEnd: a signal does not hide why the job has ended, on another node.
+func TestSignalAfterTheEnd(t *testing.T) {
+	for range 20 { // the signal and the end of the rank are taken in any order
+		signals, exits := make(chan os.Signal, 1), make(chan exit, 1)
+		a := &agent{Job: Job{Nodes: 2, NodeRank: 1, Procs: 1, Signals: signals, Logf: t.Logf, Grace: time.Minute}, nodes: store.NewHash()}
+		r := &rank{cmd: &exec.Cmd{Process: &os.Process{Pid: os.Getpid()}}, reaped: true}
+		end := ending{First: &Failure{Rank: 0, ExitCode: 3}}
+		x := &attempt{agent: a, ranks: []*rank{r}, states: make(map[*rank]Failure), ended: true, end: end, over: true}
+		x.terminate(syscall.SIGTERM)
+		signals <- syscall.SIGINT
+		exits <- exit{rank: r}
+		require.NoError(t, x.run(t.Context(), exits))
+		require.Equal(t, end, x.end)
+	}
+}

@@ -163,14 +163,6 @@ func (f *flag) Ended(*transport.Request) {
 func (f *flag) Finished() bool { return f.ended.Load() }
 func (f *flag) Expired() bool  { return false }
 
-// wait posts the request and returns how it ended.
-func (f *flag) wait(m *shm.Mesh, post func(*transport.Request), peer int, slot uint64, buf []byte) error {
-	f.ended.Store(false)
-	f.Peer, f.Slot, f.Buf = peer, slot, buf
-	post(&f.Request)
-	return f.waitPolling(m)
-}
-
 func (f *flag) waitPolling(m *shm.Mesh) error {
 	if !f.ended.Load() {
 		m.PollUntil(f, nil)

@@ -336,6 +336,35 @@ func TestListsDiffer(t *testing.T) {
 	}
 }
 
+// TestSubgroupsGivenUp: a rank that gives up before its own sub-group tells the other members, and no others.
+func TestSubgroupsGivenUp(t *testing.T) {
+	const size = 4
+	st := store.NewHash()
+	defer st.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), jobLimit)
+	defer cancel()
+	errs := make([]error, size)
+	var all sync.WaitGroup
+	for r := range size {
+		all.Go(func() {
+			defer must.Catch(&errs[r])
+			g := must.Get(pg.New(ctx, st, r, size, pg.Options{Backend: "cpu:gloo", Timeout: jobLimit}))
+			defer g.Close()
+			ctx, stop := context.WithCancel(ctx)
+			defer stop()
+			if r == 2 {
+				stop()
+			}
+			must.Get(g.NewSubgroups(ctx, 2))
+		})
+	}
+	all.Wait()
+	require.NoError(t, errors.Join(errs[0], errs[1]))
+	require.ErrorIs(t, errs[2], context.Canceled)
+	require.ErrorContains(t, errs[3], "context canceled")
+	require.NotErrorIs(t, errs[3], context.DeadlineExceeded)
+}
+
 // A group that could not be made can be made later, under the same name.
 func TestMakeAGroupAgain(t *testing.T) {
 	const size = 2

@@ -58,3 +58,13 @@ func (w *world) compareLists(ctx context.Context, s groupSpec) error {
 	}
 	return err
 }
+
+// tellOwn tells the members of this rank's own group, a later one of the same call, that the rank does not come to it.
+func (w *world) tellOwn(s groupSpec, err error) {
+	at := slices.IndexFunc(s.lists, func(ranks []int) bool { return slices.Equal(ranks, s.ranks) })
+	own := slices.IndexFunc(s.lists, func(ranks []int) bool { return slices.Contains(ranks, w.rank) })
+	if w.tells && own > at {
+		fault := meet.Fault{Rank: w.rank, By: w.rank, Text: err.Error()}
+		meet.Tell(noticeStore(w.store, w.named(strconv.Itoa(s.counted-1+own-at))), fault)
+	}
+}

@@ -83,7 +83,11 @@ func (w *world) tellOthers(ctx context.Context, s groupSpec) (*ProcessGroup, err
 	rank := slices.Index(s.ranks, w.rank)
 	n := s.notice
 	if n == nil && (rank < 0 || len(s.ranks) == 1 || !w.tells) {
-		return w.makeGroup(ctx, s, nil)
+		g, err := w.makeGroup(ctx, s, nil)
+		if err != nil {
+			w.tellOwn(s, err)
+		}
+		return g, err
 	}
 	if n == nil {
 		var stop context.CancelCauseFunc

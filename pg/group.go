@@ -201,9 +201,9 @@ func (w *world) makeGroup(ctx context.Context, s groupSpec, n *meet.Notice) (*Pr
 		g.meeting = n
 		defer func() { g.meeting = nil }()
 	}
-	if s.compared { // without a request
-		err = ctx.Err()
-	} else if w.compares && w.root != nil {
+	if s.compared && ctx.Err() != nil { // without a request
+		err = fmt.Errorf("pg: group %q: %w", s.name, ctx.Err())
+	} else if !s.compared && w.compares && w.root != nil {
 		err = w.compareLists(ctx, s)
 	}
 	if err != nil {

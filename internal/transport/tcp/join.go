@@ -281,10 +281,22 @@ func (m *Mesh) connect(ctx context.Context, r int) error {
 		return err
 	}
 	if err := m.attach(r, conn, answer); err != nil {
+		m.sayWhy(conn)
 		conn.Close()
 		return err
 	}
 	return nil
+}
+
+// sayWhy sends an ABORT to a peer that has this rank, if the mesh has failed meanwhile. Else the peer would take this rank
+// for the dead one.
+func (m *Mesh) sayWhy(conn net.Conn) {
+	if f := m.Fault(); f != nil {
+		var b [headerLen]byte
+		abort := abortItem(f)
+		abort.f.put(b[:])
+		conn.Write(append(b[:], f.Words()...))
+	}
 }
 
 // dial connects with rank r at one of its places, whichever answers first.
@@ -608,13 +620,8 @@ func (d *acceptor) handshake(tcp *net.TCPConn) bool {
 		d.release(peer)
 		return false
 	}
-	if err := m.attach(peer, conn, h); err != nil {
-		if f := m.Fault(); f != nil {
-			var b [headerLen]byte
-			abort := abortItem(f)
-			abort.f.put(b[:])
-			conn.Write(append(b[:], f.Words()...))
-		}
+	if m.attach(peer, conn, h) != nil {
+		m.sayWhy(conn)
 		return false
 	}
 	d.connected <- peer

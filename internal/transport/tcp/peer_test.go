@@ -1010,3 +1010,23 @@ func tcpPair(t testing.TB) (net.Conn, net.Conn) {
 	defer l.Close()
 	return must.Get(net.Dial("tcp", l.Addr().String())), must.Get(l.Accept())
 }
+
+// TestADialerThatHasFailedSaysWhy: a rank that gives up while another one answers it tells that one why, so that it is not
+// taken for the dead rank.
+func TestADialerThatHasFailedSaysWhy(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	zero, one := must.Get(Listen(Options{})), must.Get(Listen(Options{}))
+	addrs := []string{zero.Addr(), one.Addr(), stranger().String()}
+	m := newMesh(1, 3, one.opts)
+	defer m.Close()
+	m.addrs = must.Get(checkAddresses(1, one.addr, addrs))
+	defer one.Close()
+	m.Abort(transport.NewFault(transport.FaultPeerDied, 2, 1, errors.New("gone")))
+	joined := make(chan error, 1)
+	go func() { joined <- must.Err(zero.Join(ctx, 0, addrs)) }()
+	require.Error(t, m.connect(ctx, 0))
+	var f *transport.Fault
+	require.ErrorAs(t, <-joined, &f)
+	require.Equal(t, 2, f.Rank, f.Error())
+}

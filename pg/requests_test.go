@@ -13,8 +13,8 @@ import (
 	"github.com/c10d-go/c10d/store/tcp"
 )
 
-// TestRequestsOfASubgroup: they do not grow with the group that it is made from, nor with the number of groups that one call
-// makes, and ranks outside a part make none.
+// TestRequestsOfASubgroup: a sub-group costs its ranks the same in a large group and in a small one, and alone or with
+// others of one call. Ranks outside a part make no requests.
 func TestRequestsOfASubgroup(t *testing.T) {
 	const size, members = 24, 8
 	server := must.Get(tcp.Listen(t.Context(), "127.0.0.1:0"))

@@ -272,8 +272,8 @@ func (t *attempt) run(ctx context.Context, exits <-chan exit) error {
 	return nil
 }
 
-// abandons ends the attempt because of a signal, without waiting for the other nodes, if all ranks of this node have ended
-// with 0, and the job has not ended.
+// abandons ends the attempt of this node because of a signal. It does so only if all its ranks have ended with 0, and the job
+// goes on at other nodes.
 func (t *attempt) abandons(sig os.Signal) bool {
 	if t.Nodes == 1 || t.over || t.live() > 0 || t.failing {
 		return false

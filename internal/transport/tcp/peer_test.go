@@ -1011,8 +1011,8 @@ func tcpPair(t testing.TB) (net.Conn, net.Conn) {
 	return must.Get(net.Dial("tcp", l.Addr().String())), must.Get(l.Accept())
 }
 
-// TestADialerThatHasFailedSaysWhy: a rank that gives up while another one answers it tells that one why, so that it is not
-// taken for the dead rank.
+// TestADialerThatHasFailedSaysWhy: a rank gives up while another one answers it. It tells that one why, and is not taken for
+// the dead rank.
 func TestADialerThatHasFailedSaysWhy(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

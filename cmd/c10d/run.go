@@ -95,7 +95,7 @@ func setupRun(flags *flag.FlagSet) func(stdio, []string) (int, error) {
 		j.Least, j.Most, err = launch.ParseRange(s)
 		return err
 	})
-	flags.DurationVar(&j.Grace, "grace", agent.DefaultGrace, "`duration` between a signal and SIGKILL; 0 means none")
+	flags.DurationVar(&j.Grace, "grace", agent.DefaultGrace, "`duration` from a signal to SIGKILL, and that a node then waits for others; 0 means none")
 	flags.DurationVar(&j.Meeting, "rdzv-timeout", agent.DefaultMeeting, "longest `duration` to wait for the other nodes")
 	flags.BoolVar(&j.NoPrefix, "no-prefix", false, "pass output on unchanged, without the rank's number")
 	flags.StringVar(&j.LogDir, "log-dir", "", "write each rank's output to rank<k>.log in this `directory` instead of showing it; only you can read the files; those of an earlier run are removed")

@@ -481,9 +481,9 @@ func TestF20Faults(t *testing.T) {
 	})
 }
 
-// TestAFailedReceiveSpoilsASum has a rank all-reduce what it has not received: a message through the host, which is
-// cancelled. Its device goes on then, and the other rank's kernel gets what was in the memory. That rank gets an error,
-// though no message of the hosts tells it.
+// TestAFailedReceiveSpoilsASum: a receive through the host is cancelled, and its rank all-reduces the tensor. The rank's
+// device goes on, so the other rank's kernel gets what was in the memory before. That rank gets an error, though no message
+// of the hosts tells it.
 func TestAFailedReceiveSpoilsASum(t *testing.T) {
 	defer cuda.SetReportLimit(patience / 1000)()
 	w := newWorld(t, directly(2).quietly())

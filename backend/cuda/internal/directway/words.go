@@ -63,7 +63,7 @@ func (d *Group) Spoiled(number uint32) (rank int, spoiled bool) {
 	return 0, false
 }
 
-// SpoiledBy is the error of an operation in which a rank may have sent what is of no use.
+// SpoiledBy is the error of an operation with wrong data from a rank: an operation before it has failed there.
 func SpoiledBy(info work.Info, rank int) error {
 	return &work.Error{Info: info, Peer: rank, Err: fmt.Errorf("cuda: %w: rank %d has failed in it, and its device went on", work.ErrAborted, rank)}
 }

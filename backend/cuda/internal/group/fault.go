@@ -43,8 +43,8 @@ func (o *Operation) AskDriver() error {
 	return nil
 }
 
-// Over returns why something that has a context and a deadline has to end, nil if it may go on. Where says in what it is,
-// and may be empty.
+// Over returns why something that has a context and a deadline has to end, nil if it may go on. Where is added to the
+// text of a timeout, and may be empty.
 func (b *Engine) Over(ctx context.Context, deadline time.Time, timeout time.Duration, where string) error {
 	return cmp.Or(expired(ctx, deadline, timeout, where), b.Broken(), b.CPUErr())
 }
